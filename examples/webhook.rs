@@ -1,0 +1,2 @@
+//! The worker side in one page.
+fn main() {}
