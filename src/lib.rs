@@ -5,5 +5,7 @@ pub mod effect;
 #[cfg(feature = "dispatcher")]
 pub mod email;
 pub mod rules;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 #[cfg(feature = "dispatcher")]
 pub mod webhook;

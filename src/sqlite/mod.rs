@@ -1,0 +1,10 @@
+//! SQLite: the only place with SQLite's SQL.
+//!
+//! The worker side (`schema`, `worker`) needs nothing but rusqlite. The dispatcher's side (`store`,
+//! `writer`, `lock`, `wake`) and the operator's (`inspect`) come with the feature `dispatcher`.
+
+mod schema;
+mod worker;
+
+pub use schema::{CONTRACT, SchemaError, migrate, prepare, verify};
+pub use worker::*;
