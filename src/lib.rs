@@ -9,3 +9,7 @@ pub mod rules;
 pub mod sqlite;
 #[cfg(feature = "dispatcher")]
 pub mod webhook;
+#[cfg(feature = "dispatcher")]
+pub mod clock;
+#[cfg(feature = "dispatcher")]
+pub mod store;
