@@ -3,6 +3,8 @@
 //! The worker side (`schema`, `worker`) needs nothing but rusqlite. The dispatcher's side (`store`,
 //! `writer`, `lock`, `wake`) and the operator's (`inspect`) come with the feature `dispatcher`.
 
+#[cfg(feature = "dispatcher")]
+mod facts;
 mod schema;
 mod worker;
 
