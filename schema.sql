@@ -147,6 +147,7 @@ CREATE TABLE outbox_state(
   key              TEXT,              -- NULL once given back
   state            TEXT NOT NULL,     -- pending, sending, in_doubt, parked; delivered, dead
   reason           TEXT,              -- of dead: fenced, refused, exhausted, invalid, superseded, cancelled, expired, abandoned
+  why              TEXT,              -- of dead without an attempt: what the first look found
   effect           TEXT NOT NULL DEFAULT 'none',   -- none, possible, done; never goes back
   attempt_no       INTEGER NOT NULL DEFAULT 0,     -- never reused
   tries            INTEGER NOT NULL DEFAULT 0,     -- what max_attempts limits

@@ -190,11 +190,12 @@ pub trait Store: sealed::Sealed + Send + Sync + 'static {
     fn settle(&self, settle: Settle) -> impl Future<Output = Result<Option<Settled>, StoreError>> + Send + 'static;
 
     /// Ends a waiting command without an attempt: [`Event::Expire`], [`Event::Invalid`] or
-    /// [`Event::Fence`]. `None` if it was not waiting any more.
+    /// [`Event::Fence`], and keeps why. `None` if it was not waiting any more.
     fn end(
         &self,
         n: i64,
         event: Event,
+        why: &str,
         now_ms: i64,
     ) -> impl Future<Output = Result<Option<Settled>, StoreError>> + Send + 'static;
 

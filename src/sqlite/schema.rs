@@ -5,10 +5,16 @@ use rusqlite::{Connection, Transaction};
 /// The SQL contract, as `schema.sql` has it.
 pub const CONTRACT: &str = include_str!("../../schema.sql");
 
+/// The contract's major version.
+pub(crate) const MAJOR: i64 = 1;
+
 /// Why the contract can't be made or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SchemaError {
+    /// There is no outbox.
+    #[error("this database has no outbox; run `fencepost init`")]
+    Missing,
     /// The database failed.
     #[error("database error")]
     Database(#[from] rusqlite::Error),
@@ -23,11 +29,22 @@ pub fn prepare(connection: &Connection) -> Result<(), SchemaError> {
 
 /// Creates the contract's objects.
 pub fn migrate(transaction: &Transaction<'_>) -> Result<(), SchemaError> {
-    transaction.execute_batch(CONTRACT)?;
+    if !has_contract(transaction)? {
+        transaction.execute_batch(CONTRACT)?;
+    }
     Ok(())
 }
 
 /// Compares the contract's objects in the database with this version's.
 pub fn verify(_connection: &Connection) -> Result<(), SchemaError> {
     Ok(())
+}
+
+/// Whether the database has an outbox of ours, of whatever version.
+pub(crate) fn has_contract(connection: &Connection) -> rusqlite::Result<bool> {
+    connection
+        .query_row("SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'outbox_meta'", [], |row| {
+            row.get::<_, i64>(0)
+        })
+        .map(|count| count == 1)
 }

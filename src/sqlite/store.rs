@@ -1,0 +1,557 @@
+//! The dispatcher's store on SQLite: loads facts, lets the rules decide, writes.
+//!
+//! One writer thread does every write; one reader thread does the looks, each in a short read of its
+//! own, so that no read transaction ever stands open. The lock comes before the first connection.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, named_params, params};
+use tokio::sync::oneshot;
+
+use super::facts;
+use super::lock::{DispatcherLock, LockError, host};
+use super::schema::{self, SchemaError};
+use super::writer::{VerbError, Writer, store_error};
+use crate::effect::{Command, Payload};
+use crate::rules::{
+    Candidate, CommandFacts, EffectState, Event, Limits, Outcome, Place, State, Verdict, is_suspect, look, next,
+};
+use crate::store::{
+    Begin, Begun, Due, LimitsOf, Recovered, Reign, Settle, Settled, Store, StoreError, Waiting, sealed,
+};
+
+/// SQLite from 3.7.0 to 3.51.2 can corrupt a WAL that two connections write and reset at once.
+const WAL_RESET_FIXED: i32 = 3_051_003;
+
+/// Due times that were computed so far in the future tell that the clock was set back.
+const CLOCK_SLACK_MS: i64 = 5_000;
+
+/// How a store is opened.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// How long a write waits for another process's transaction.
+    pub busy_timeout: Duration,
+    /// How long a commit of another process may stay unseen where notifications don't work.
+    pub poll_interval: Duration,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { busy_timeout: Duration::from_secs(5), poll_interval: Duration::from_millis(250) }
+    }
+}
+
+/// Why a store can't be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The lock.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The contract.
+    #[error(transparent)]
+    Schema(#[from] SchemaError),
+    /// This process runs with a SQLite that can corrupt the file.
+    #[error("SQLite {0} can corrupt a database in WAL mode; 3.51.3 is the first without that bug")]
+    Library(&'static str),
+    /// A thread could not be started.
+    #[error("can't start a thread")]
+    Thread(#[source] std::io::Error),
+}
+
+impl From<rusqlite::Error> for OpenError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Schema(error.into())
+    }
+}
+
+/// An outbox in a SQLite database, locked for this process until it ends.
+#[derive(Debug)]
+pub struct SqliteStore {
+    lock: DispatcherLock,
+    writer: Writer,
+    reader: Reader,
+    poll_interval: Duration,
+}
+
+impl SqliteStore {
+    /// Locks and opens the database. An older contract of the same major version is upgraded.
+    ///
+    /// Fails with [`LockError::Held`] while another dispatcher runs. Nothing is written then.
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
+        Self::open_locked(DispatcherLock::acquire(path)?, options)
+    }
+
+    /// Waits for the lock, looking every 100 ms until `give_up` says so, and opens the database. Blocks.
+    pub fn wait_and_open(path: &Path, options: &OpenOptions, give_up: &dyn Fn() -> bool) -> Result<Self, OpenError> {
+        Self::open_locked(DispatcherLock::wait(path, give_up)?, options)
+    }
+
+    fn open_locked(lock: DispatcherLock, options: &OpenOptions) -> Result<Self, OpenError> {
+        if rusqlite::version_number() < WAL_RESET_FIXED {
+            return Err(OpenError::Library(rusqlite::version()));
+        }
+        let mut connection = Connection::open_with_flags(lock.path(), OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        set_busy(&mut connection, options.busy_timeout)?;
+        if !schema::has_contract(&connection)? {
+            return Err(SchemaError::Missing.into());
+        }
+        schema::prepare(&connection)?;
+        set_busy(&mut connection, options.busy_timeout)?;
+        let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        schema::migrate(&transaction)?;
+        transaction.commit()?;
+        schema::verify(&connection)?;
+        connection.set_prepared_statement_cache_capacity(64);
+        let reader = Reader::start(lock.path().to_owned())?;
+        let check = |connection: &Connection| schema::verify(connection).map_err(|error| error.to_string());
+        let writer = Writer::start(connection, options.poll_interval, check).map_err(OpenError::Thread)?;
+        super::wake::start(lock.path(), writer.clone()).map_err(OpenError::Thread)?;
+        Ok(Self { lock, writer, reader, poll_interval: options.poll_interval })
+    }
+}
+
+/// SQLite's own handler sleeps up to 100 ms at a time and starves a writer among busy ones; short even
+/// sleeps don't. 200 µs each, so the count is the time.
+fn set_busy(connection: &mut Connection, timeout: Duration) -> rusqlite::Result<()> {
+    // The handler is a plain function, so the timeout of this process stands in a static.
+    let looks = i32::try_from(timeout.as_micros() / 200).unwrap_or(i32::MAX);
+    BUSY_LOOKS.store(looks, std::sync::atomic::Ordering::Relaxed);
+    connection.busy_handler(Some(|tried| {
+        std::thread::sleep(Duration::from_micros(200));
+        tried < BUSY_LOOKS.load(std::sync::atomic::Ordering::Relaxed)
+    }))
+}
+
+static BUSY_LOOKS: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(25_000);
+
+impl sealed::Sealed for SqliteStore {}
+
+impl Store for SqliteStore {
+    async fn reign(&self, now_ms: i64, limits_of: LimitsOf) -> Result<Reign, StoreError> {
+        let reign = self.writer.submit(move |connection| reign(connection, now_ms, &limits_of)).await?;
+        self.writer.reign(reign.epoch);
+        Ok(reign)
+    }
+
+    async fn outlook(&self, now_ms: i64) -> Result<Vec<Waiting>, StoreError> {
+        self.reader.read(move |connection| outlook(connection, now_ms)).await
+    }
+
+    async fn due(&self, kind: &str, destination: &str, now_ms: i64, limit: usize) -> Result<Vec<Due>, StoreError> {
+        let (kind, destination) = (kind.to_owned(), destination.to_owned());
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let query = move |connection: &Connection| {
+            let mut statement = connection.prepare_cached(DUE)?;
+            let rows = statement.query_map(params![kind, destination, now_ms, limit], due)?;
+            rows.collect()
+        };
+        self.reader.read(query).await
+    }
+
+    async fn suspects(&self, now_ms: i64) -> Result<Vec<Due>, StoreError> {
+        let query = move |connection: &Connection| {
+            let mut statement = connection.prepare_cached(SUSPECTS)?;
+            let rows = statement.query_map([now_ms], due)?;
+            rows.collect()
+        };
+        self.reader.read(query).await
+    }
+
+    fn begin(&self, ask: Begin) -> impl Future<Output = Result<Begun, StoreError>> + Send + 'static {
+        self.writer.submit(move |connection| begin(connection, &ask))
+    }
+
+    fn arm(
+        &self,
+        n: i64,
+        attempt_no: u32,
+        now_ms: i64,
+    ) -> impl Future<Output = Result<bool, StoreError>> + Send + 'static {
+        self.writer.submit(move |connection| {
+            let changed = connection.prepare_cached(ARM)?.execute(params![n, attempt_no, now_ms])?;
+            Ok(changed == 1)
+        })
+    }
+
+    fn settle(&self, ask: Settle) -> impl Future<Output = Result<Option<Settled>, StoreError>> + Send + 'static {
+        self.writer.submit(move |connection| settle(connection, &ask))
+    }
+
+    fn end(
+        &self,
+        n: i64,
+        event: Event,
+        why: &str,
+        now_ms: i64,
+    ) -> impl Future<Output = Result<Option<Settled>, StoreError>> + Send + 'static {
+        let why = why.to_owned();
+        self.writer.submit(move |connection| {
+            let facts = facts::load(connection, n)?;
+            // No limit and no chance enters into an end without an attempt.
+            let Ok(after) = next(&facts, event, &place(&NO_LIMITS, now_ms, 0)) else { return Ok(None) };
+            facts::store(connection, n, &after, now_ms)?;
+            connection.prepare_cached("UPDATE outbox_state SET why = ?2 WHERE n = ?1")?.execute(params![n, why])?;
+            Ok(Some(settled(&after)))
+        })
+    }
+
+    async fn clock_set_back(&self, now_ms: i64) -> Result<usize, StoreError> {
+        let verb = move |connection: &Connection| Ok(connection.execute(SET_BACK, params![now_ms, CLOCK_SLACK_MS])?);
+        self.writer.submit(verb).await
+    }
+
+    async fn changed(&self) {
+        // A lost notification costs one poll interval, never a command.
+        let _elapsed =
+            tokio::time::timeout(self.poll_interval.max(Duration::from_millis(10)), self.writer.changed()).await;
+    }
+
+    async fn failed(&self) -> StoreError {
+        self.writer.failed().await
+    }
+
+    fn is_same(&self) -> Result<(), StoreError> {
+        self.lock.is_same().map_err(|error| StoreError::Broken(error.to_string()))
+    }
+}
+
+const NO_LIMITS: Limits = Limits {
+    on_unknown: crate::rules::OnUnknown::Hold,
+    max_attempts: u32::MAX,
+    max_age_ms: i64::MAX,
+    resend_window_ms: i64::MAX,
+    backoff: crate::rules::Backoff { base_ms: 1, cap_ms: 1, jitter: crate::rules::Jitter::Full },
+};
+
+/// Of the policies only `deliver` works in this version; the contract refuses the others.
+const fn place(limits: &Limits, now_ms: i64, jitter: u32) -> Place {
+    Place { limits: *limits, on_takeover: crate::rules::OnTakeover::Deliver, now_ms, jitter }
+}
+
+fn settled(facts: &CommandFacts) -> Settled {
+    Settled {
+        state: facts.state.as_str(),
+        reason: facts.state.reason().map(crate::rules::Reason::as_str),
+        due_ms: (facts.state == State::Pending).then_some(facts.due_ms),
+    }
+}
+
+// ── Looking ──────────────────────────────────────────────────────────────────────────────────────────
+
+const FIRST: &str = "SELECT kind, destination, due_ms FROM outbox_lane WHERE due_ms IS NOT NULL
+    ORDER BY kind, destination, due_ms LIMIT 1";
+const AFTER: &str = "SELECT kind, destination, due_ms FROM outbox_lane WHERE due_ms IS NOT NULL
+    AND (kind, destination) > (?1, ?2) ORDER BY kind, destination, due_ms LIMIT 1";
+const NEXT_DUE: &str =
+    "SELECT min(due_ms) FROM outbox_lane WHERE kind = ?1 AND destination = ?2 AND due_ms IS NOT NULL AND due_ms > ?3";
+
+/// A skip scan over the distinct kinds and destinations: it costs as much as there are of them, not as
+/// there are lanes.
+fn outlook(connection: &Connection, now_ms: i64) -> rusqlite::Result<Vec<Waiting>> {
+    let line = |row: &Row<'_>| Ok((text_lossy(row, 0)?, text_lossy(row, 1)?, row.get::<_, i64>(2)?));
+    let mut found = connection.prepare_cached(FIRST)?.query_row([], line).optional()?;
+    let mut waiting = Vec::new();
+    while let Some((kind, destination, first_due_ms)) = found {
+        let next_due_ms = if first_due_ms > now_ms {
+            Some(first_due_ms)
+        } else {
+            connection.prepare_cached(NEXT_DUE)?.query_row(params![kind, destination, now_ms], |row| row.get(0))?
+        };
+        found = connection.prepare_cached(AFTER)?.query_row(params![kind, destination], line).optional()?;
+        waiting.push(Waiting { kind, destination, first_due_ms, next_due_ms });
+    }
+    Ok(waiting)
+}
+
+macro_rules! candidate {
+    ($rest:literal) => {
+        concat!(
+            "SELECT x.n, coalesce(o.id, x.minted_id), x.scope, x.lane, x.seq, x.token, o.kind, o.destination, o.headers,
+                o.payload, o.payload_bytes, x.inserted_ms, o.traceparent, x.state, x.effect, x.era, l.begun_era,
+                l.begun_token, l.begun_seq, h.seq, x.due_ms, o.expires_at_ms, x.found_row
+            FROM outbox_lane l JOIN outbox_state h ON h.n = l.head_n JOIN outbox_state x ON x.n = ",
+            $rest
+        )
+    };
+}
+
+const DUE: &str = candidate!(
+    "l.head_n JOIN outbox o ON o.n = x.n
+    WHERE l.kind = ?1 AND l.destination = ?2 AND l.due_ms IS NOT NULL AND l.due_ms <= ?3 ORDER BY l.due_ms LIMIT ?4"
+);
+const SUSPECTS: &str = candidate!(
+    "l.head_n JOIN outbox o ON o.n = x.n
+    WHERE (l.scope, l.lane) IN (SELECT scope, lane FROM outbox_state WHERE found_row >= 2 AND state = 'pending')
+    AND x.found_row >= 2 AND l.due_ms IS NOT NULL AND l.due_ms <= ?1 ORDER BY l.due_ms LIMIT 64"
+);
+const CANDIDATE: &str =
+    "SELECT x.state, x.effect, x.era, x.token, x.seq, l.begun_era, l.begun_token, l.begun_seq, h.seq,
+        x.due_ms, o.expires_at_ms
+    FROM outbox_state x JOIN outbox o ON o.n = x.n JOIN outbox_lane l ON l.scope = x.scope AND l.lane = x.lane
+    LEFT JOIN outbox_state h ON h.n = l.head_n WHERE x.n = ?1";
+
+fn due(row: &Row<'_>) -> rusqlite::Result<Due> {
+    let n = row.get(0)?;
+    let state: String = row.get(13)?;
+    let effect: String = row.get(14)?;
+    let found_row: i64 = row.get(22)?;
+    let candidate = Candidate {
+        state: waiting_state(&state),
+        effect: EffectState::parse(&effect).unwrap_or(EffectState::Possible),
+        order: (row.get(15)?, row.get(5)?, row.get(4)?),
+        begun: (row.get(16)?, row.get(17)?, row.get(18)?),
+        head_seq: row.get(19)?,
+        due_ms: row.get(20)?,
+        expires_at_ms: row.get(21)?,
+    };
+    let suspect = is_suspect(u32::try_from(found_row.max(0)).unwrap_or(u32::MAX));
+    Ok(Due { n, command: command(row, n)?, candidate, suspect })
+}
+
+/// For the question whether something may begin only waiting states matter; the rest is one.
+fn waiting_state(word: &str) -> State {
+    match word {
+        "pending" => State::Pending,
+        "parked" => State::Parked(None),
+        _ => State::InDoubt,
+    }
+}
+
+/// The stored command; the inner error says which column is not UTF-8.
+fn command(row: &Row<'_>, n: i64) -> rusqlite::Result<Result<Command, String>> {
+    let text = |column: usize, name: &str| -> rusqlite::Result<Result<Option<String>, String>> {
+        Ok(match row.get_ref(column)? {
+            ValueRef::Text(bytes) => match std::str::from_utf8(bytes) {
+                Ok(text) => Ok(Some(text.to_owned())),
+                Err(_) => Err(format!("{name} is not UTF-8")),
+            },
+            ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) | ValueRef::Blob(_) => Ok(None),
+        })
+    };
+    let payload = match row.get_ref(9)? {
+        ValueRef::Text(bytes) => Payload::Text(bytes.to_owned()),
+        ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) | ValueRef::Blob(_) => Payload::Bytes(row.get(10)?),
+    };
+    let columns = (
+        text(1, "id")?,
+        text(2, "scope")?,
+        text(3, "lane")?,
+        text(6, "kind")?,
+        text(7, "destination")?,
+        text(8, "headers")?,
+        text(12, "traceparent")?,
+    );
+    let (seq, token, inserted_ms) = (row.get(4)?, row.get(5)?, row.get(11)?);
+    let build = || -> Result<Command, String> {
+        let (id, scope, lane, kind, destination, headers, traceparent) = columns;
+        Ok(Command {
+            n,
+            id: id?.unwrap_or_default(),
+            scope: scope?.unwrap_or_default(),
+            lane: lane?.unwrap_or_default(),
+            seq,
+            token,
+            kind: kind?.unwrap_or_default(),
+            destination: destination?.unwrap_or_default(),
+            headers: headers?.filter(|headers| headers.trim_matches([' ', '\t', '\n', '\r']) != "null"),
+            payload,
+            inserted_ms,
+            traceparent: traceparent?,
+        })
+    };
+    Ok(build())
+}
+
+fn text_lossy(row: &Row<'_>, column: usize) -> rusqlite::Result<String> {
+    Ok(match row.get_ref(column)? {
+        ValueRef::Text(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) | ValueRef::Blob(_) => String::new(),
+    })
+}
+
+// ── Writing ──────────────────────────────────────────────────────────────────────────────────────────
+
+const BEGUN: &str = "UPDATE outbox_lane SET begun_era = :era, begun_token = :token, begun_seq = :seq
+    WHERE head_n = :n AND (scope, lane) = (SELECT scope, lane FROM outbox_state WHERE n = :n)";
+const ATTEMPT: &str = "INSERT INTO outbox_attempt(n, attempt_no, epoch, on_unknown, begun_ms, armed_ms)
+    SELECT :n, :attempt_no, epoch, :on_unknown, :now_ms, CASE WHEN :armed THEN :now_ms END FROM outbox_dispatcher WHERE one = 1";
+const ARM: &str = "UPDATE outbox_attempt SET armed_ms = ?3 WHERE n = ?1 AND attempt_no = ?2 AND armed_ms IS NULL
+    AND settled_ms IS NULL AND epoch = (SELECT epoch FROM outbox_dispatcher)
+    AND EXISTS (SELECT 1 FROM outbox_state WHERE n = ?1 AND attempt_no = ?2 AND state = 'sending')";
+const SETTLE: &str = "UPDATE outbox_attempt SET settled_ms = :now_ms, outcome = :outcome, evidence = :evidence
+    WHERE n = :n AND attempt_no = :attempt_no AND settled_ms IS NULL AND epoch = (SELECT epoch FROM outbox_dispatcher)
+    AND EXISTS (SELECT 1 FROM outbox_state WHERE n = :n AND attempt_no = :attempt_no AND state = 'sending')";
+const SET_BACK: &str = "UPDATE outbox_state SET set_ms = ?1,
+        due_ms = max(?1, coalesce((SELECT not_before_ms FROM outbox o WHERE o.n = outbox_state.n), 0))
+    WHERE state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'pending' AND set_ms > ?1 + ?2";
+
+fn begin(connection: &Connection, ask: &Begin) -> Result<Begun, VerbError> {
+    let candidate = connection.prepare_cached(CANDIDATE)?.query_row([ask.n], |row| {
+        Ok(Candidate {
+            state: waiting_state(&row.get::<_, String>(0)?),
+            effect: EffectState::parse(&row.get::<_, String>(1)?).unwrap_or(EffectState::Possible),
+            order: (row.get(2)?, row.get(3)?, row.get(4)?),
+            begun: (row.get(5)?, row.get(6)?, row.get(7)?),
+            head_seq: row.get::<_, Option<i64>>(8)?.unwrap_or(0),
+            due_ms: row.get(9)?,
+            expires_at_ms: row.get(10)?,
+        })
+    })?;
+    let verdict = look(&candidate, ask.now_ms, ask.steady);
+    if verdict != Verdict::Begin {
+        return Ok(Begun::NotNow(verdict));
+    }
+    let before = facts::load(connection, ask.n)?;
+    let after = next(&before, Event::Begin, &place(&ask.limits, ask.now_ms, 0)).map_err(damaged)?;
+    let armed = matches!(after.state, State::Sending { armed: true, .. });
+    facts::store(connection, ask.n, &after, ask.now_ms)?;
+    let (era, token, seq) = candidate.order;
+    let moved = connection
+        .prepare_cached(BEGUN)?
+        .execute(named_params! { ":n": ask.n, ":era": era, ":token": token, ":seq": seq })?;
+    if moved != 1 {
+        return Err(damaged("the lane row has another head"));
+    }
+    connection.prepare_cached(ATTEMPT)?.execute(named_params! {
+        ":n": ask.n, ":attempt_no": after.attempt_no, ":on_unknown": ask.limits.on_unknown.as_str(),
+        ":now_ms": ask.now_ms, ":armed": armed,
+    })?;
+    Ok(Begun::Attempt { attempt_no: after.attempt_no, armed })
+}
+
+fn settle(connection: &Connection, ask: &Settle) -> Result<Option<Settled>, VerbError> {
+    let before = facts::load(connection, ask.n)?;
+    let outcome = match ask.event {
+        Event::Settle { outcome, .. } => outcome,
+        _ => Outcome::Deferred,
+    };
+    let closed = connection.prepare_cached(SETTLE)?.execute(named_params! {
+        ":n": ask.n, ":attempt_no": ask.attempt_no, ":now_ms": ask.now_ms, ":outcome": outcome.as_str(),
+        ":evidence": ask.evidence,
+    })?;
+    if closed == 0 {
+        return Ok(None);
+    }
+    let after = next(&before, ask.event, &place(&ask.limits, ask.now_ms, ask.jitter)).map_err(damaged)?;
+    facts::store(connection, ask.n, &after, ask.now_ms)?;
+    // It came to an end, so it did not kill the process.
+    connection
+        .prepare_cached("UPDATE outbox_state SET found_row = 0 WHERE n = ?1 AND found_row <> 0")?
+        .execute([ask.n])?;
+    Ok(Some(settled(&after)))
+}
+
+const EPOCH: &str =
+    "UPDATE outbox_dispatcher SET epoch = epoch + 1, started_ms = ?1, host = ?2, pid = ?3 WHERE one = 1";
+const OPEN: &str = "SELECT a.n, a.attempt_no, a.armed_ms IS NOT NULL, u.id, u.scope, u.kind, u.destination
+    FROM outbox_attempt a JOIN outbox_status u ON u.n = a.n WHERE a.settled_ms IS NULL";
+const FOUND: &str = "UPDATE outbox_state SET found_row = CASE WHEN found_epoch = ?2 - 1 THEN found_row + 1 ELSE 1 END,
+    found_epoch = ?2 WHERE n = ?1";
+const CLOSE: &str = "UPDATE outbox_attempt SET settled_ms = ?3, outcome = ?4, evidence = ?5
+    WHERE n = ?1 AND attempt_no = ?2 AND settled_ms IS NULL";
+
+fn reign(connection: &Connection, now_ms: i64, limits_of: &LimitsOf) -> Result<Reign, VerbError> {
+    connection.execute(EPOCH, params![now_ms, host(), std::process::id()])?;
+    let epoch: i64 = connection.query_row("SELECT epoch FROM outbox_dispatcher", [], |row| row.get(0))?;
+    let mut statement = connection.prepare(OPEN)?;
+    let open: Vec<Open> = statement.query_map([], Open::read)?.collect::<rusqlite::Result<_>>()?;
+    let recovered = open.into_iter().map(|open| recover(connection, open, epoch, now_ms, limits_of));
+    Ok(Reign { epoch, recovered: recovered.collect::<Result<_, _>>()? })
+}
+
+struct Open {
+    n: i64,
+    attempt_no: u32,
+    armed: bool,
+    id: String,
+    scope: String,
+    kind: String,
+    destination: String,
+}
+
+impl Open {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            n: row.get(0)?,
+            attempt_no: row.get(1)?,
+            armed: row.get(2)?,
+            id: text_lossy(row, 3)?,
+            scope: text_lossy(row, 4)?,
+            kind: text_lossy(row, 5)?,
+            destination: text_lossy(row, 6)?,
+        })
+    }
+}
+
+/// An attempt found open goes through the same rules as one that ends at run time, by the policy that
+/// it was begun under.
+fn recover(
+    connection: &Connection,
+    open: Open,
+    epoch: i64,
+    now_ms: i64,
+    limits_of: &LimitsOf,
+) -> Result<Recovered, VerbError> {
+    let before = facts::load(connection, open.n)?;
+    let limits = limits_of(&open.kind, &open.destination);
+    let current = matches!(before.state, State::Sending { .. }) && before.attempt_no == open.attempt_no;
+    let outcome = if open.armed { Outcome::Unknown } else { Outcome::Deferred };
+    let evidence = crate::effect::Evidence::new("process died during attempt").to_json();
+    connection.prepare_cached(CLOSE)?.execute(params![open.n, open.attempt_no, now_ms, outcome.as_str(), evidence])?;
+    let after = if current {
+        let after = next(&before, Event::FoundOpen, &place(&limits, now_ms, 0)).map_err(damaged)?;
+        facts::store(connection, open.n, &after, now_ms)?;
+        connection.prepare_cached(FOUND)?.execute([open.n, epoch])?;
+        after
+    } else {
+        // Somebody ended the command while the attempt was open.
+        before
+    };
+    let Open { attempt_no, armed, id, scope, .. } = open;
+    Ok(Recovered { id, scope, attempt_no, armed, settled: settled(&after) })
+}
+
+/// The database contradicts itself: nothing more is sent from it.
+fn damaged(problem: impl std::fmt::Display) -> VerbError {
+    VerbError::Store(StoreError::Broken(format!("the outbox contradicts itself: {problem}")))
+}
+
+// ── The reader thread ────────────────────────────────────────────────────────────────────────────────
+
+type Read = Box<dyn FnOnce(&Connection) + Send>;
+
+/// A thread with a connection that only reads.
+#[derive(Debug)]
+struct Reader {
+    reads: Sender<Read>,
+}
+
+impl Reader {
+    fn start(path: PathBuf) -> Result<Self, OpenError> {
+        let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        connection.pragma_update(None, "query_only", true)?;
+        connection.busy_timeout(Duration::from_secs(5))?;
+        let (reads, receiver) = channel::<Read>();
+        let run = move || receiver.into_iter().for_each(|read| read(&connection));
+        std::thread::Builder::new().name("fencepost-reader".to_owned()).spawn(run).map_err(OpenError::Thread)?;
+        Ok(Self { reads })
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (sender, receiver) = oneshot::channel();
+        let read = move |connection: &Connection| {
+            // Nobody waits any more: the answer is not needed.
+            drop(sender.send(query(connection)));
+        };
+        let gone = || StoreError::Broken("the reader thread is gone".to_owned());
+        self.reads.send(Box::new(read)).map_err(|_| gone())?;
+        receiver.await.map_err(|_| gone())?.map_err(|error| store_error(&error))
+    }
+}
