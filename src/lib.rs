@@ -1,6 +1,10 @@
 //! Fencepost: a transactional-outbox dispatcher for side effects that cannot be fenced.
 
 #[cfg(feature = "dispatcher")]
+pub mod clock;
+#[cfg(feature = "dispatcher")]
+pub mod config;
+#[cfg(feature = "dispatcher")]
 pub mod effect;
 #[cfg(feature = "dispatcher")]
 pub mod email;
