@@ -5,6 +5,10 @@
 
 #[cfg(feature = "dispatcher")]
 mod facts;
+#[cfg(feature = "dispatcher")]
+pub mod inspect;
+#[cfg(feature = "dispatcher")]
+pub mod resolve;
 mod schema;
 mod worker;
 
