@@ -3,6 +3,8 @@
 #[cfg(feature = "dispatcher")]
 pub mod clock;
 #[cfg(feature = "dispatcher")]
+pub mod config;
+#[cfg(feature = "dispatcher")]
 pub mod dispatcher;
 #[cfg(feature = "dispatcher")]
 pub mod effect;

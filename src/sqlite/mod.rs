@@ -1,12 +1,18 @@
 //! SQLite: the only place with SQLite's SQL.
 //!
-//! The worker side (`schema`, `worker`) needs nothing but rusqlite. The dispatcher's side (`store`,
+//! The worker side (`schema`, `worker`, `fenced`, `refused`) needs nothing but rusqlite. The dispatcher's side (`store`,
 //! `writer`, `lock`, `wake`) and the operator's (`inspect`) come with the feature `dispatcher`.
 
 #[cfg(feature = "dispatcher")]
 mod facts;
+mod fenced;
+#[cfg(feature = "dispatcher")]
+pub mod inspect;
 #[cfg(feature = "dispatcher")]
 mod lock;
+mod refused;
+#[cfg(feature = "dispatcher")]
+pub mod resolve;
 mod schema;
 #[cfg(feature = "dispatcher")]
 mod store;
@@ -16,9 +22,16 @@ mod worker;
 #[cfg(feature = "dispatcher")]
 mod writer;
 
+pub use fenced::Fenced;
 #[cfg(feature = "dispatcher")]
 pub use lock::LockError;
-pub use schema::{CONTRACT, SchemaError, migrate, prepare, verify};
+pub use refused::{Refusal, WorkerError};
+pub use schema::{
+    CONTRACT, CONTRACT_MAJOR, CONTRACT_MINOR, ContractObject, Drift, Drifted, SchemaError, contract_objects, migrate,
+    prepare, verify,
+};
 #[cfg(feature = "dispatcher")]
 pub use store::{OpenError, OpenOptions, SqliteStore};
-pub use worker::*;
+pub use worker::{
+    Content, Enqueued, Held, Lease, NewCommand, Waiting, acquire, enqueue, fence, new_holder, release, renew, seal,
+};

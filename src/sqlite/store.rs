@@ -96,8 +96,10 @@ impl SqliteStore {
         }
         let mut connection = Connection::open_with_flags(lock.path(), OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         set_busy(&mut connection, options.busy_timeout)?;
-        if !schema::has_contract(&connection)? {
-            return Err(SchemaError::Missing.into());
+        // Nothing is written into a database that has no outbox, or somebody else's.
+        match schema::verify(&connection) {
+            Ok(()) | Err(SchemaError::Older { .. }) => {}
+            Err(error) => return Err(error.into()),
         }
         schema::prepare(&connection)?;
         set_busy(&mut connection, options.busy_timeout)?;

@@ -288,7 +288,7 @@ impl Thread {
             .and_then(|mut statement| statement.query_row([], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?))))
             .map_err(|error| store_error(&error))?;
         match current {
-            (_, major) if major != super::schema::MAJOR => {
+            (_, major) if major != super::schema::CONTRACT_MAJOR => {
                 Err(StoreError::Broken(format!("the outbox contract is of major version {major} now")))
             }
             (current, _) if current != ours => Err(StoreError::Deposed { ours, current }),

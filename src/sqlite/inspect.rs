@@ -1,0 +1,672 @@
+//! The operator's view: what waits, what failed, what is stuck.
+//!
+//! Everything here only reads. A question about the present must not scan what is finished: it goes by
+//! the lane rows and the partial indexes over live and dead commands, so that it costs the same after
+//! ten million deliveries. Texts are read leniently, since one row that isn't UTF-8 must not hide the
+//! others; payloads and headers are read only where they are asked for.
+
+use rusqlite::types::{ToSql, ValueRef};
+use rusqlite::{Connection, OptionalExtension, Row};
+
+/// How many rows a part of [`Status`] holds at most; the totals tell of the rest.
+pub const PART_ROWS_MAX: usize = 20;
+
+/// How many destinations [`Status`] tells apart, which URLs as destinations could make many.
+const DESTINATIONS_MAX: usize = 200;
+
+/// The words of live states, as the partial indexes have them; a query must repeat a list literally,
+/// or the planner doesn't use the index.
+const LIVE: &str = "state IN ('pending', 'sending', 'in_doubt', 'parked')";
+const WAITS: &str = "state IN ('in_doubt', 'parked', 'sending')";
+
+const COMMAND: &str = "u.n, u.id, u.scope, u.lane, u.seq, u.token, u.holder, u.source, u.key, u.kind, u.destination,
+    u.state, u.reason, u.effect, u.attempt_no, u.tries, u.inserted_ms, u.due_ms, u.expires_at_ms, u.updated_ms";
+const COMMAND_COLUMNS: usize = 20;
+
+/// A command as every listing shows it: a row of `outbox_status`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Number of the row in `outbox`.
+    pub n: i64,
+    /// Unique for ever; the identity that the receiver sees.
+    pub id: String,
+    /// What is fenced as one.
+    pub scope: String,
+    /// The line inside the scope; may be empty.
+    pub lane: String,
+    /// Place in the scope.
+    pub seq: i64,
+    /// The fencing token that it was accepted under.
+    pub token: i64,
+    /// The holder that its writer gave.
+    pub holder: Option<String>,
+    /// The source that its writer gave.
+    pub source: Option<String>,
+    /// The writer's idempotency key; `None` also once it was given back.
+    pub key: Option<String>,
+    /// `webhook`, `email`, or another.
+    pub kind: String,
+    /// A named endpoint or relay, or a URL.
+    pub destination: String,
+    /// Where it stands.
+    pub state: String,
+    /// Why it is dead or parked.
+    pub reason: Option<String>,
+    /// What can have happened outside: none, possible, done.
+    pub effect: String,
+    /// Number of the latest attempt.
+    pub attempt_no: i64,
+    /// Tries that count.
+    pub tries: i64,
+    /// When it was inserted.
+    pub inserted_ms: i64,
+    /// When it may be begun next; `None` unless pending.
+    pub due_ms: Option<i64>,
+    /// When its time is over.
+    pub expires_at_ms: Option<i64>,
+    /// When its state changed last.
+    pub updated_ms: i64,
+}
+
+/// What a listing is narrowed to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// One scope.
+    pub scope: Option<String>,
+    /// One lane name.
+    pub lane: Option<String>,
+    /// Some states; empty means all.
+    pub states: Vec<StateWord>,
+    /// One kind.
+    pub kind: Option<String>,
+    /// One destination.
+    pub destination: Option<String>,
+    /// How many rows at most.
+    pub limit: u32,
+}
+
+/// A state that a listing can be narrowed to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateWord {
+    /// Waits: new, or due again later.
+    Pending,
+    /// An attempt is open.
+    Sending,
+    /// Its effect may or may not have happened.
+    InDoubt,
+    /// Waits for the holder or an operator.
+    Parked,
+    /// The destination has it.
+    Delivered,
+    /// Ended otherwise.
+    Dead,
+}
+
+impl StateWord {
+    /// The states in which a command holds its place in the lane.
+    pub const LIVE: [Self; 4] = [Self::Pending, Self::Sending, Self::InDoubt, Self::Parked];
+    /// The states that never change again.
+    pub const FINAL: [Self; 2] = [Self::Delivered, Self::Dead];
+
+    /// The word that the database uses.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Sending => "sending",
+            Self::InDoubt => "in_doubt",
+            Self::Parked => "parked",
+            Self::Delivered => "delivered",
+            Self::Dead => "dead",
+        }
+    }
+}
+
+/// One attempt of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// Its number, from 1, never reused.
+    pub attempt_no: i64,
+    /// The dispatcher's reign that made it.
+    pub epoch: i64,
+    /// The policy that it was begun under.
+    pub on_unknown: String,
+    /// When it began.
+    pub begun_ms: i64,
+    /// From when on its effect was possible.
+    pub armed_ms: Option<i64>,
+    /// When it ended; `None` while it is open.
+    pub settled_ms: Option<i64>,
+    /// What was known then.
+    pub outcome: Option<String>,
+    /// What was seen, as JSON.
+    pub evidence: Option<String>,
+}
+
+/// One thing that an operator did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditEntry {
+    /// When.
+    pub at_ms: i64,
+    /// Who.
+    pub who: String,
+    /// What.
+    pub verb: String,
+    /// Why.
+    pub reason: String,
+    /// The state before, as JSON.
+    pub before: Option<String>,
+    /// The state after, as JSON.
+    pub after: Option<String>,
+}
+
+/// Everything about one command.
+#[derive(Debug, Clone)]
+pub struct Detail {
+    /// As listings show it.
+    pub command: Listed,
+    /// When its writer wanted it to be sent at the earliest.
+    pub not_before_ms: Option<i64>,
+    /// W3C trace context of the writer.
+    pub traceparent: Option<String>,
+    /// The writer's own headers, as stored. They can hold secrets.
+    pub headers: Option<String>,
+    /// Whether the payload came from `payload_bytes`.
+    pub payload_is_binary: bool,
+    /// Size of the payload.
+    pub payload_bytes: i64,
+    /// When its first attempt began; `max_age` counts from here.
+    pub first_begun_ms: Option<i64>,
+    /// When the first attempt that ended unknown began; `resend_window` counts from here.
+    pub first_unknown_ms: Option<i64>,
+    /// The scope's greatest accepted token.
+    pub watermark: i64,
+    /// Live commands of its lane that go before it; `None` once it is final.
+    pub ahead: Option<i64>,
+    /// The head of its lane, where that is another command.
+    pub head: Option<Listed>,
+    /// Attempts, oldest first.
+    pub attempts: Vec<Attempt>,
+    /// What operators did with it, oldest first.
+    pub audit: Vec<AuditEntry>,
+}
+
+/// How many commands are in each state.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Waiting.
+    pub pending: i64,
+    /// With an open attempt.
+    pub sending: i64,
+    /// In doubt.
+    pub in_doubt: i64,
+    /// Parked.
+    pub parked: i64,
+    /// Delivered.
+    pub delivered: i64,
+    /// Dead, by reason.
+    pub dead: Vec<(String, i64)>,
+}
+
+/// A command and since when it is as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Since {
+    /// The command.
+    pub command: Listed,
+    /// Since when.
+    pub since_ms: i64,
+}
+
+/// A lane that waits for somebody.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blocked {
+    /// The head, in doubt or parked.
+    pub head: Listed,
+    /// Live commands behind it.
+    pub behind: i64,
+}
+
+/// What waits for one destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Load {
+    /// Of the heads.
+    pub kind: String,
+    /// Of the heads.
+    pub destination: String,
+    /// Heads that are due.
+    pub due: i64,
+    /// Heads that are due later.
+    pub later: i64,
+    /// When the first of them was, or is, due.
+    pub first_due_ms: i64,
+}
+
+/// A head whose last attempt brought nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failing {
+    /// The command.
+    pub command: Listed,
+    /// Its last attempt.
+    pub attempt: Option<Attempt>,
+}
+
+/// The refusals of one scope, as library and command line reported them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The scope.
+    pub scope: String,
+    /// The token that was refused last.
+    pub token: i64,
+    /// The watermark at that time.
+    pub watermark: i64,
+    /// How many there were.
+    pub count: i64,
+    /// When the last one was.
+    pub last_ms: i64,
+}
+
+/// The dispatcher's reign.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reign {
+    /// Raised at every start; 0: none ever ran.
+    pub epoch: i64,
+    /// When it began.
+    pub started_ms: Option<i64>,
+    /// Where.
+    pub host: Option<String>,
+    /// As which process.
+    pub pid: Option<i64>,
+}
+
+/// The whole outbox at one moment.
+#[derive(Debug, Clone)]
+pub struct Status {
+    /// Commands by state.
+    pub counts: Counts,
+    /// The head that has been waiting longest since it was first due, retries included.
+    pub oldest_due: Option<Since>,
+    /// The command that has been in doubt longest.
+    pub oldest_in_doubt: Option<Since>,
+    /// How many lanes wait for somebody.
+    pub blocked_lanes: i64,
+    /// The first of them, longest first.
+    pub blocked: Vec<Blocked>,
+    /// What waits, by destination.
+    pub loads: Vec<Load>,
+    /// Heads that failed and wait for another attempt, most tries first.
+    pub failing: Vec<Failing>,
+    /// Refusals, latest first.
+    pub refusals: Vec<Refusal>,
+    /// The dispatcher that ran last.
+    pub reign: Reign,
+}
+
+/// A scope as `outbox_lease` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// The scope.
+    pub scope: String,
+    /// The greatest accepted token.
+    pub token: i64,
+    /// The holder bound to it.
+    pub holder: Option<String>,
+    /// Who issues the scope's tokens.
+    pub source: Option<String>,
+    /// When the lease was granted or renewed.
+    pub granted_ms: Option<i64>,
+    /// When it runs out; `None` without a lease, and after a release.
+    pub until_ms: Option<i64>,
+}
+
+/// Version of the contract in this database, `None` where there is no outbox of ours.
+pub fn contract_version(connection: &Connection) -> rusqlite::Result<Option<(i64, i64)>> {
+    if !connection.table_exists(None, "outbox_meta")? || !connection.table_exists(None, "outbox_state")? {
+        return Ok(None);
+    }
+    connection.query_row("SELECT major, minor FROM outbox_meta", [], |row| Ok((row.get(0)?, row.get(1)?))).optional()
+}
+
+/// Commands that fit the filter, newest first.
+pub fn list(connection: &Connection, filter: &Filter) -> rusqlite::Result<Vec<Listed>> {
+    let mut wheres = vec!["1".to_owned()];
+    let mut values: Vec<&dyn ToSql> = vec![&filter.limit];
+    let texts = [
+        ("scope", &filter.scope),
+        ("lane", &filter.lane),
+        ("kind", &filter.kind),
+        ("destination", &filter.destination),
+    ];
+    for (column, text) in texts {
+        if let Some(text) = text {
+            values.push(text);
+            wheres.push(format!("u.{column} = ?{}", values.len()));
+        }
+    }
+    wheres.extend(state_terms(&filter.states));
+    let sql =
+        format!("SELECT {COMMAND} FROM outbox_status u WHERE {} ORDER BY u.n DESC LIMIT ?1", wheres.join(" AND "));
+    connection.prepare(&sql)?.query_map(values.as_slice(), listed)?.collect()
+}
+
+/// Beside the states themselves, the list of a partial index that covers them all.
+fn state_terms(states: &[StateWord]) -> Vec<String> {
+    if states.is_empty() {
+        return Vec::new();
+    }
+    let words: Vec<String> = states.iter().map(|state| format!("'{}'", state.as_str())).collect();
+    let mut terms = vec![format!("u.state IN ({})", words.join(", "))];
+    let rare = |state: &StateWord| matches!(state, StateWord::InDoubt | StateWord::Parked | StateWord::Sending);
+    if states.iter().all(rare) {
+        terms.push(format!("u.{WAITS}"));
+    } else if states.iter().all(|state| StateWord::LIVE.contains(state)) {
+        terms.push(format!("u.{LIVE}"));
+    }
+    terms
+}
+
+/// The number of the command with this id.
+pub fn find(connection: &Connection, id: &str) -> rusqlite::Result<Option<i64>> {
+    let sql = "SELECT n FROM outbox WHERE id = ?1 UNION ALL SELECT n FROM outbox_state WHERE minted_id = ?1";
+    connection.query_row(sql, [id], |row| row.get(0)).optional()
+}
+
+/// Everything about one command, but its payload; `None` if there is none with this id.
+pub fn show(connection: &Connection, id: &str) -> rusqlite::Result<Option<Detail>> {
+    let snapshot = connection.unchecked_transaction()?;
+    find(&snapshot, id)?.map(|n| detail(&snapshot, n)).transpose()
+}
+
+fn detail(connection: &Connection, n: i64) -> rusqlite::Result<Detail> {
+    let command = command(connection, n)?;
+    let sql = "SELECT o.not_before_ms, o.traceparent, o.headers, o.payload_bytes IS NOT NULL,
+            coalesce(length(o.payload_bytes), length(CAST(o.payload AS BLOB))), x.first_begun_ms, x.first_unknown_ms,
+            s.watermark, l.head_n,
+            (SELECT count(*) FROM outbox_state y WHERE y.scope = x.scope AND y.lane = x.lane AND y.seq < x.seq
+                AND y.state IN ('pending', 'sending', 'in_doubt', 'parked'))
+        FROM outbox o JOIN outbox_state x ON x.n = o.n JOIN outbox_scope s ON s.scope = x.scope
+        LEFT JOIN outbox_lane l ON l.scope = x.scope AND l.lane = x.lane WHERE o.n = ?1";
+    let is_final = StateWord::FINAL.iter().any(|word| word.as_str() == command.state);
+    let (mut detail, head_n) = connection.query_row(sql, [n], |row| {
+        let detail = Detail {
+            command: command.clone(),
+            not_before_ms: row.get(0)?,
+            traceparent: maybe_text(row, 1)?,
+            headers: maybe_text(row, 2)?,
+            payload_is_binary: row.get(3)?,
+            payload_bytes: row.get(4)?,
+            first_begun_ms: row.get(5)?,
+            first_unknown_ms: row.get(6)?,
+            watermark: row.get(7)?,
+            ahead: if is_final { None } else { Some(row.get(9)?) },
+            head: None,
+            attempts: Vec::new(),
+            audit: Vec::new(),
+        };
+        Ok((detail, row.get::<_, Option<i64>>(8)?))
+    })?;
+    let other = head_n.filter(|head_n| *head_n != n && !is_final);
+    detail.head = other.map(|head_n| self::command(connection, head_n)).transpose()?;
+    detail.attempts = attempts(connection, n)?;
+    detail.audit = audit(connection, &detail.command.id)?;
+    Ok(detail)
+}
+
+/// The payload of a command, whatever column it came from. It can hold secrets.
+pub fn payload(connection: &Connection, n: i64) -> rusqlite::Result<Vec<u8>> {
+    let sql = "SELECT CAST(coalesce(payload, payload_bytes) AS BLOB) FROM outbox WHERE n = ?1";
+    connection.query_row(sql, [n], |row| row.get(0))
+}
+
+pub(super) fn command(connection: &Connection, n: i64) -> rusqlite::Result<Listed> {
+    connection.query_row(&format!("SELECT {COMMAND} FROM outbox_status u WHERE u.n = ?1"), [n], listed)
+}
+
+const ATTEMPT: &str =
+    "a.attempt_no, a.epoch, a.on_unknown, a.begun_ms, a.armed_ms, a.settled_ms, a.outcome, a.evidence";
+
+fn attempts(connection: &Connection, n: i64) -> rusqlite::Result<Vec<Attempt>> {
+    let sql = format!("SELECT {ATTEMPT} FROM outbox_attempt a WHERE a.n = ?1 ORDER BY a.attempt_no");
+    connection.prepare(&sql)?.query_map([n], |row| attempt(row, 0))?.collect()
+}
+
+fn audit(connection: &Connection, id: &str) -> rusqlite::Result<Vec<AuditEntry>> {
+    let sql = "SELECT at_ms, who, verb, reason, before, after FROM outbox_audit WHERE id = ?1 ORDER BY n";
+    let entry = |row: &Row<'_>| {
+        Ok(AuditEntry {
+            at_ms: row.get(0)?,
+            who: text(row, 1)?,
+            verb: text(row, 2)?,
+            reason: text(row, 3)?,
+            before: maybe_text(row, 4)?,
+            after: maybe_text(row, 5)?,
+        })
+    };
+    connection.prepare(sql)?.query_map([id], entry)?.collect()
+}
+
+/// The whole outbox, seen at one moment of the database; `now_ms` decides what is due.
+pub fn status(connection: &Connection, now_ms: i64) -> rusqlite::Result<Status> {
+    let snapshot = connection.unchecked_transaction()?;
+    Ok(Status {
+        counts: counts(&snapshot)?,
+        oldest_due: oldest_due(&snapshot, now_ms)?,
+        oldest_in_doubt: oldest_in_doubt(&snapshot)?,
+        blocked_lanes: blocked_lanes(&snapshot)?,
+        blocked: blocked(&snapshot)?,
+        loads: loads(&snapshot, now_ms)?,
+        failing: failing(&snapshot)?,
+        refusals: refusals(&snapshot)?,
+        reign: reign(&snapshot)?,
+    })
+}
+
+/// No row is ever deleted and numbers have no gap, so the rest is what was delivered.
+fn counts(connection: &Connection) -> rusqlite::Result<Counts> {
+    let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
+    let all = number("SELECT coalesce(max(n) - min(n) + 1, 0) FROM outbox_state")?;
+    let live = number(&format!("SELECT count(*) FROM outbox_state WHERE {LIVE}"))?;
+    let mut counts = Counts::default();
+    let mut statement =
+        connection.prepare(&format!("SELECT state, count(*) FROM outbox_state WHERE {WAITS} GROUP BY state"))?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        match text(row, 0)?.as_str() {
+            "sending" => counts.sending = row.get(1)?,
+            "in_doubt" => counts.in_doubt = row.get(1)?,
+            _ => counts.parked = row.get(1)?,
+        }
+    }
+    let dead = "SELECT coalesce(reason, ''), count(*) FROM outbox_state WHERE state = 'dead' GROUP BY reason";
+    counts.dead = connection
+        .prepare(dead)?
+        .query_map([], |row| Ok((text(row, 0)?, row.get(1)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    counts.pending = live - counts.sending - counts.in_doubt - counts.parked;
+    counts.delivered = all - live - counts.dead.iter().map(|(_, count)| count).sum::<i64>();
+    Ok(counts)
+}
+
+/// A retry moves the due time, but the command has been waiting since it was first due.
+fn oldest_due(connection: &Connection, now_ms: i64) -> rusqlite::Result<Option<Since>> {
+    let sql = "SELECT x.n, max(x.inserted_ms, coalesce(o.not_before_ms, 0)) AS since
+        FROM outbox_lane l JOIN outbox_state x ON x.n = l.head_n JOIN outbox o ON o.n = l.head_n
+        WHERE l.due_ms IS NOT NULL AND x.state = 'pending' AND (l.due_ms <= ?1 OR x.attempt_no > 0)
+        ORDER BY since LIMIT 1";
+    since(connection, sql, &[&now_ms])
+}
+
+fn oldest_in_doubt(connection: &Connection) -> rusqlite::Result<Option<Since>> {
+    let sql = format!(
+        "SELECT n, updated_ms FROM outbox_state WHERE {WAITS} AND state = 'in_doubt' ORDER BY updated_ms LIMIT 1"
+    );
+    since(connection, &sql, &[])
+}
+
+fn since(connection: &Connection, sql: &str, values: &[&dyn ToSql]) -> rusqlite::Result<Option<Since>> {
+    let found: Option<(i64, i64)> =
+        connection.query_row(sql, values, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    found.map(|(n, since_ms)| Ok(Since { command: command(connection, n)?, since_ms })).transpose()
+}
+
+const BLOCKED_HEADS: &str =
+    "outbox_state x JOIN outbox_lane l ON l.scope = x.scope AND l.lane = x.lane AND l.head_n = x.n
+    WHERE x.state IN ('in_doubt', 'parked', 'sending') AND x.state IN ('in_doubt', 'parked')";
+
+fn blocked_lanes(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.query_row(&format!("SELECT count(*) FROM {BLOCKED_HEADS}"), [], |row| row.get(0))
+}
+
+fn blocked(connection: &Connection) -> rusqlite::Result<Vec<Blocked>> {
+    let sql = format!(
+        "SELECT {COMMAND}, (SELECT count(*) FROM outbox_state y WHERE y.scope = b.scope AND y.lane = b.lane AND y.n <> b.n
+                AND y.state IN ('pending', 'sending', 'in_doubt', 'parked'))
+            FROM (SELECT x.n, x.scope, x.lane, x.updated_ms FROM {BLOCKED_HEADS} ORDER BY x.updated_ms LIMIT {PART_ROWS_MAX}) b
+            JOIN outbox_status u ON u.n = b.n ORDER BY b.updated_ms"
+    );
+    let row = |row: &Row<'_>| Ok(Blocked { head: listed(row)?, behind: row.get(COMMAND_COLUMNS)? });
+    connection.prepare(&sql)?.query_map([], row)?.collect()
+}
+
+/// Goes from one (kind, destination) to the next along the index, whatever the number of lanes.
+fn loads(connection: &Connection, now_ms: i64) -> rusqlite::Result<Vec<Load>> {
+    let mut next = connection.prepare(
+        "SELECT kind, destination FROM outbox_lane WHERE due_ms IS NOT NULL AND (kind, destination) > (?1, ?2)
+            ORDER BY kind, destination LIMIT 1",
+    )?;
+    let mut load = connection.prepare(
+        "SELECT count(*) FILTER (WHERE due_ms <= ?3), count(*) FILTER (WHERE due_ms > ?3), min(due_ms)
+            FROM outbox_lane WHERE kind = ?1 AND destination = ?2 AND due_ms IS NOT NULL",
+    )?;
+    let mut loads = Vec::new();
+    let mut at = (String::new(), String::new());
+    while loads.len() < DESTINATIONS_MAX {
+        let found = next.query_row([&at.0, &at.1], |row| Ok((text(row, 0)?, text(row, 1)?))).optional()?;
+        // A name that isn't UTF-8 is read as another one, from which the walk could not go on.
+        let Some(found) = found.filter(|found| *found > at) else { break };
+        at = found;
+        loads.push(load.query_row(rusqlite::params![at.0, at.1, now_ms], |row| {
+            Ok(Load {
+                kind: at.0.clone(),
+                destination: at.1.clone(),
+                due: row.get(0)?,
+                later: row.get(1)?,
+                first_due_ms: row.get::<_, Option<i64>>(2)?.unwrap_or(now_ms),
+            })
+        })?);
+    }
+    Ok(loads)
+}
+
+fn failing(connection: &Connection) -> rusqlite::Result<Vec<Failing>> {
+    let sql = format!(
+        "SELECT {COMMAND}, {ATTEMPT} FROM outbox_lane l JOIN outbox_state x ON x.n = l.head_n JOIN outbox_status u ON u.n = x.n
+            LEFT JOIN outbox_attempt a ON a.n = x.n AND a.attempt_no = x.attempt_no
+            WHERE l.due_ms IS NOT NULL AND x.state = 'pending' AND x.attempt_no > 0
+            ORDER BY x.tries DESC, x.attempt_no DESC, x.n LIMIT {PART_ROWS_MAX}"
+    );
+    let row = |row: &Row<'_>| {
+        let known: Option<i64> = row.get(COMMAND_COLUMNS)?;
+        let attempt = known.map(|_| attempt(row, COMMAND_COLUMNS)).transpose()?;
+        Ok(Failing { command: listed(row)?, attempt })
+    };
+    connection.prepare(&sql)?.query_map([], row)?.collect()
+}
+
+fn refusals(connection: &Connection) -> rusqlite::Result<Vec<Refusal>> {
+    let sql = format!(
+        "SELECT scope, token, watermark, count, last_ms FROM outbox_refusal ORDER BY last_ms DESC LIMIT {PART_ROWS_MAX}"
+    );
+    let row = |row: &Row<'_>| {
+        Ok(Refusal {
+            scope: text(row, 0)?,
+            token: row.get(1)?,
+            watermark: row.get(2)?,
+            count: row.get(3)?,
+            last_ms: row.get(4)?,
+        })
+    };
+    connection.prepare(&sql)?.query_map([], row)?.collect()
+}
+
+fn reign(connection: &Connection) -> rusqlite::Result<Reign> {
+    let sql = "SELECT epoch, started_ms, host, pid FROM outbox_dispatcher";
+    let row = |row: &Row<'_>| {
+        Ok(Reign { epoch: row.get(0)?, started_ms: row.get(1)?, host: maybe_text(row, 2)?, pid: row.get(3)? })
+    };
+    Ok(connection.query_row(sql, [], row).optional()?.unwrap_or_default())
+}
+
+/// Scopes and their tokens, by name; one of them if `scope` is given.
+pub fn leases(connection: &Connection, scope: Option<&str>, limit: u32) -> rusqlite::Result<Vec<Lease>> {
+    let sql = "SELECT scope, token, holder, source, granted_ms, until_ms FROM outbox_lease
+        WHERE ?1 IS NULL OR scope = ?1 ORDER BY scope LIMIT ?2";
+    let row = |row: &Row<'_>| {
+        Ok(Lease {
+            scope: text(row, 0)?,
+            token: row.get(1)?,
+            holder: maybe_text(row, 2)?,
+            source: maybe_text(row, 3)?,
+            granted_ms: row.get(4)?,
+            until_ms: row.get(5)?,
+        })
+    };
+    connection.prepare(sql)?.query_map(rusqlite::params![scope, limit], row)?.collect()
+}
+
+/// The live commands of a scope whose token is below the watermark, in order: what a new holder
+/// inherits.
+pub fn backlog(connection: &Connection, scope: &str, limit: u32) -> rusqlite::Result<Vec<Listed>> {
+    let sql = format!("SELECT {COMMAND} FROM outbox_backlog u WHERE u.scope = ?1 LIMIT ?2");
+    connection.prepare(&sql)?.query_map(rusqlite::params![scope, limit], listed)?.collect()
+}
+
+fn listed(row: &Row<'_>) -> rusqlite::Result<Listed> {
+    Ok(Listed {
+        n: row.get(0)?,
+        id: text(row, 1)?,
+        scope: text(row, 2)?,
+        lane: text(row, 3)?,
+        seq: row.get(4)?,
+        token: row.get(5)?,
+        holder: maybe_text(row, 6)?,
+        source: maybe_text(row, 7)?,
+        key: maybe_text(row, 8)?,
+        kind: text(row, 9)?,
+        destination: text(row, 10)?,
+        state: text(row, 11)?,
+        reason: maybe_text(row, 12)?,
+        effect: text(row, 13)?,
+        attempt_no: row.get(14)?,
+        tries: row.get(15)?,
+        inserted_ms: row.get(16)?,
+        due_ms: row.get(17)?,
+        expires_at_ms: row.get(18)?,
+        updated_ms: row.get(19)?,
+    })
+}
+
+fn attempt(row: &Row<'_>, first: usize) -> rusqlite::Result<Attempt> {
+    Ok(Attempt {
+        attempt_no: row.get(first)?,
+        epoch: row.get(first + 1)?,
+        on_unknown: text(row, first + 2)?,
+        begun_ms: row.get(first + 3)?,
+        armed_ms: row.get(first + 4)?,
+        settled_ms: row.get(first + 5)?,
+        outcome: maybe_text(row, first + 6)?,
+        evidence: maybe_text(row, first + 7)?,
+    })
+}
+
+fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<String> {
+    Ok(maybe_text(row, column)?.unwrap_or_default())
+}
+
+/// SQLite doesn't check that text is UTF-8; what isn't is shown with replacement characters.
+fn maybe_text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<String>> {
+    Ok(match row.get_ref(column)? {
+        ValueRef::Null => None,
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        ValueRef::Integer(number) => Some(number.to_string()),
+        ValueRef::Real(number) => Some(number.to_string()),
+    })
+}
