@@ -18,4 +18,6 @@ pub mod sqlite;
 #[cfg(feature = "dispatcher")]
 pub mod store;
 #[cfg(feature = "dispatcher")]
+mod tls;
+#[cfg(feature = "dispatcher")]
 pub mod webhook;
