@@ -6,4 +6,6 @@ pub mod effect;
 pub mod email;
 pub mod rules;
 #[cfg(feature = "dispatcher")]
+mod tls;
+#[cfg(feature = "dispatcher")]
 pub mod webhook;
