@@ -20,4 +20,6 @@ pub mod store;
 #[cfg(feature = "dispatcher")]
 mod tls;
 #[cfg(feature = "dispatcher")]
+mod tls;
+#[cfg(feature = "dispatcher")]
 pub mod webhook;
