@@ -20,6 +20,4 @@ pub mod store;
 #[cfg(feature = "dispatcher")]
 mod tls;
 #[cfg(feature = "dispatcher")]
-mod tls;
-#[cfg(feature = "dispatcher")]
 pub mod webhook;

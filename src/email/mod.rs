@@ -47,8 +47,6 @@ pub struct Settings {
     pub port: u16,
     /// How the connection is protected.
     pub tls: Tls,
-    /// Whether a login may cross a connection without TLS.
-    pub allow_plaintext: bool,
     /// Login, if the relay wants one.
     pub login: Option<Login>,
     /// The name that EHLO says.

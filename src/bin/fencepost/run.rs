@@ -1,0 +1,152 @@
+//! `fencepost run`: the daemon.
+//!
+//! It puts the parts together: configuration, store, effects, signals. A first SIGTERM or SIGINT stops
+//! gracefully, a second one ends the process at once and leaves the rest to the next start's recovery.
+//! Where the store can't be trusted any more the process ends on the spot: what is in memory then is
+//! worth less than what is on disk.
+
+use std::path::Path;
+use std::process::exit;
+use std::sync::Arc;
+
+use fencepost::config::Config;
+use fencepost::dispatcher::{self, Destination, Destinations, Settings, Summary};
+use fencepost::email::Email;
+use fencepost::rules::Limits;
+use fencepost::sqlite::{LockError, OpenError, OpenOptions, SqliteStore};
+use fencepost::store::StoreError;
+use fencepost::webhook::Webhook;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Exit status of a process that a second signal ended: 128 + SIGTERM.
+const ENDED_BY_SIGNAL: i32 = 143;
+
+/// How the daemon is started.
+#[derive(clap::Args, Debug, Clone)]
+pub(crate) struct Args {
+    /// Send what is due, and end when nothing is left to do now
+    #[arg(long)]
+    pub(crate) drain: bool,
+    /// Wait until no other dispatcher runs on this database, instead of ending with 75
+    #[arg(long)]
+    pub(crate) wait: bool,
+}
+
+/// Why the daemon ended other than by a stop.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RunError {
+    /// A destination of the configuration can't be used.
+    #[error("{kind}.{name} can't be used")]
+    Destination {
+        kind: &'static str,
+        name: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The database can't be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Nothing more may be sent.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The runtime or a signal handler can't be set up.
+    #[error("the runtime can't be started")]
+    Runtime(#[source] std::io::Error),
+}
+
+impl RunError {
+    /// The exit status, by sysexits.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Destination { .. } => 78,
+            Self::Open(OpenError::Lock(LockError::Held(_))) | Self::Store(StoreError::Deposed { .. }) => 75,
+            Self::Open(OpenError::Lock(LockError::Missing(_)))
+            | Self::Open(OpenError::Schema(fencepost::sqlite::SchemaError::Missing)) => 69,
+            Self::Open(OpenError::Lock(LockError::FileSystem { .. } | LockError::HardLinks { .. })) => 78,
+            Self::Store(StoreError::Unavailable(_)) => 75,
+            Self::Open(_) | Self::Store(_) | Self::Runtime(_) => 74,
+        }
+    }
+}
+
+/// Runs the dispatcher until it is stopped, or with `--drain` until nothing is left to do now.
+pub(crate) fn run(args: &Args, config: &Config, database: &Path) -> Result<Summary, RunError> {
+    let destinations = Arc::new(destinations(config)?);
+    let options = OpenOptions {
+        busy_timeout: config.dispatcher.busy_timeout,
+        poll_interval: config.dispatcher.poll_interval,
+    };
+    let settings = Settings {
+        max_in_flight: config.dispatcher.max_in_flight,
+        drain_timeout: config.dispatcher.drain_timeout,
+        drain: args.drain,
+    };
+    if config.webhooks.is_empty() && config.webhook_urls.is_none() && config.emails.is_empty() {
+        tracing::warn!("the configuration names no destination, so every command waits; see --config");
+    }
+    let store = Arc::new(open(args, database, &options)?);
+    let runtime = tokio::runtime::Runtime::new().map_err(RunError::Runtime)?;
+    let ran = runtime.block_on(async {
+        let stop = stop().map_err(RunError::Runtime)?;
+        dispatcher::run(store, destinations, settings, stop).await.map_err(RunError::Store)
+    });
+    // Attempts in flight are not awaited: after a stop there are none, and after a failure they must
+    // not go on.
+    runtime.shutdown_background();
+    ran
+}
+
+fn open(args: &Args, database: &Path, options: &OpenOptions) -> Result<SqliteStore, OpenError> {
+    match SqliteStore::open(database, options) {
+        Err(OpenError::Lock(LockError::Held(by))) if args.wait => {
+            tracing::info!(by, "waiting for the dispatcher that runs on this database");
+            SqliteStore::wait_and_open(database, options, &|| false)
+        }
+        other => other,
+    }
+}
+
+fn destinations(config: &Config) -> Result<Destinations, RunError> {
+    let mut all = Destinations::new().kind("webhook").kind("email");
+    for (name, webhook) in &config.webhooks {
+        let effect = Webhook::new(webhook.settings.clone()).map_err(|source| bad("webhook", name, source))?;
+        all = all.with("webhook", name, destination(effect, webhook.limits, webhook.max_in_flight));
+    }
+    if let Some(urls) = &config.webhook_urls {
+        let effect = Webhook::new(urls.settings.clone()).map_err(|source| bad("webhook_urls", "*", source))?;
+        all = all.with_urls("webhook", destination(effect, urls.limits, urls.max_in_flight));
+    }
+    for (name, relay) in &config.emails {
+        let effect = Email::new(relay.settings.clone()).map_err(|source| bad("email", name, source))?;
+        all = all.with("email", name, destination(effect, relay.limits, relay.max_in_flight));
+    }
+    Ok(all)
+}
+
+fn destination(effect: impl fencepost::effect::Effect, limits: Limits, max_in_flight: usize) -> Destination {
+    Destination { effect: Arc::new(effect), limits, max_in_flight }
+}
+
+fn bad(kind: &'static str, name: &str, source: impl std::error::Error + Send + Sync + 'static) -> RunError {
+    RunError::Destination { kind, name: name.to_owned(), source: Box::new(source) }
+}
+
+/// Resolves at the first SIGTERM or SIGINT. The second one ends the process.
+fn stop() -> std::io::Result<impl Future<Output = ()>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        either(&mut terminate, &mut interrupt).await;
+        tokio::spawn(async move {
+            either(&mut terminate, &mut interrupt).await;
+            tracing::warn!("a second signal: ending at once; the next start decides about attempts in flight");
+            exit(ENDED_BY_SIGNAL);
+        });
+    })
+}
+
+async fn either(one: &mut Signal, other: &mut Signal) {
+    tokio::select! {
+        _ = one.recv() => {}
+        _ = other.recv() => {}
+    }
+}
