@@ -1,2 +1,52 @@
-//! The command-line tool.
-fn main() {}
+//! The command-line tool: arguments in, exit code out.
+//!
+//! Each group of commands has a file of its own. Usage errors end with 64, as in sysexits.
+#![expect(clippy::print_stdout, reason = "a command's answer goes to standard output")]
+
+mod sink;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+const USAGE: u8 = 64;
+const INPUT_OUTPUT: u8 = 74;
+
+/// A transactional-outbox dispatcher for side effects that cannot be fenced
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Catch webhooks and mail locally, and show what arrived
+    Sink(sink::Args),
+}
+
+fn main() -> ExitCode {
+    match Cli::try_parse().map_err(anyhow::Error::from).and_then(run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(&error),
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    match cli.command {
+        Command::Sink(args) => runtime.block_on(sink::run(args)),
+    }
+}
+
+fn report(error: &anyhow::Error) -> ExitCode {
+    let Some(usage) = error.downcast_ref::<clap::Error>() else {
+        eprintln!("fencepost: {error:#}");
+        return ExitCode::from(INPUT_OUTPUT);
+    };
+    // A closed pipe is no reason for another exit code.
+    let _ = usage.print();
+    // Help and version come as an error too, but belong on standard output.
+    if usage.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS }
+}
