@@ -162,7 +162,7 @@ fn a_webhook_is_recorded_and_answered() {
     let headers = "webhook-id: c1\r\nFencepost-Scope: order%2F17\r\nFencepost-Lane: \r\n\
         Fencepost-Token: 4611686018427387904\r\nFencepost-Seq: 9007199254740993\r\nX-Twice: 1\r\nX-Twice: 2\r\n";
     let (status, body) = sink.request("POST", "/hooks?a=b", headers, "{\"paid\": tru\u{e9}}\n".as_bytes());
-    assert_eq!((status, serde_json::from_str::<Value>(&body).unwrap()["ok"].clone()), (200, json!(true)));
+    assert_eq!((status, body.as_str()), (200, "{\"ok\":true}"));
     assert_eq!(sink.request("PUT", "/raw", "", b"\x00\xff").0, 200);
 
     let arrivals = sink.arrivals();

@@ -63,7 +63,7 @@ async fn answer(store: &Store, request: Request<Incoming>) -> Result<Answer, Cut
     let content =
         Content::Webhook { method: head.method.to_string(), path, headers: headers(&head.headers), body: bytes };
     match store.record(content) {
-        Ok(no) => obey(store, no).await,
+        Ok(_) => obey(store).await,
         Err(error) => {
             eprintln!("fencepost: can't write the log: {error}");
             Ok(problem(StatusCode::INTERNAL_SERVER_ERROR, "the sink can't write its log"))
@@ -76,7 +76,7 @@ fn headers(headers: &HeaderMap) -> Vec<(String, String)> {
     headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
 }
 
-async fn obey(store: &Store, no: u64) -> Result<Answer, CutNow> {
+async fn obey(store: &Store) -> Result<Answer, CutNow> {
     tokio::time::sleep(Duration::from_millis(store.behaviour().http.delay_ms)).await;
     let http = store.released(|behaviour| behaviour.http.hold).await.http;
     if http.cut == Some(Cut::BeforeAnswer) {
@@ -84,7 +84,7 @@ async fn obey(store: &Store, no: u64) -> Result<Answer, CutNow> {
     }
     // The range was checked when the behaviour was set.
     let status = StatusCode::from_u16(http.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut answer = json_answer(status, &json!({ "ok": status.is_success(), "no": no }));
+    let mut answer = json_answer(status, &json!({ "ok": status.is_success() }));
     if http.cut == Some(Cut::AfterAnswer) {
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
