@@ -1,18 +1,71 @@
-//! The command-line tool.
-#![expect(clippy::print_stdout, reason = "a command-line tool prints")]
+//! The command-line tool: arguments in, exit code out.
+//!
+//! Each group of commands has a file of its own. Usage errors end with 64, as in sysexits.
+#![expect(clippy::print_stdout, reason = "a command's answer goes to standard output")]
+
 mod run;
-use clap::Parser;
-#[derive(Parser)]
-struct Cli { #[arg(long, global=true)] db: Option<std::path::PathBuf>, #[arg(long, global=true)] config: Option<std::path::PathBuf>, #[command(subcommand)] c: C }
-#[derive(clap::Subcommand)]
-enum C { Run(run::Args), Init }
-fn main() {
-    tracing_subscriber::fmt().with_env_filter("fencepost=debug").with_writer(std::io::stderr).init();
-    let cli = Cli::parse();
-    let db = cli.db.unwrap_or_else(|| "app.db".into());
-    match cli.c {
-        C::Init => { let mut c = rusqlite::Connection::open(db).unwrap(); fencepost::sqlite::prepare(&c).unwrap(); let t = c.transaction().unwrap(); fencepost::sqlite::migrate(&t).unwrap(); t.commit().unwrap(); println!("ok"); }
-        C::Run(a) => { let cfg = fencepost::config::Config::load(cli.config.as_deref(), &|k| std::env::var(k).ok()).unwrap_or_else(|e| { eprintln!("{e:?}"); std::process::exit(78) });
-          match run::run(&a, &cfg, &db) { Ok(s) => println!("{s:?}"), Err(e) => { eprintln!("fencepost: {e}"); std::process::exit(e.exit_code().into()) } } }
+mod sink;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+const USAGE: u8 = 64;
+const INPUT_OUTPUT: u8 = 74;
+
+/// A transactional-outbox dispatcher for side effects that cannot be fenced
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[arg(long, global = true)]
+    db: Option<std::path::PathBuf>,
+    #[arg(long, global = true)]
+    config: Option<std::path::PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Dispatch
+    Run(run::Args),
+    /// Catch webhooks and mail locally, and show what arrived
+    Sink(sink::Args),
+}
+
+fn main() -> ExitCode {
+    match Cli::try_parse().map_err(anyhow::Error::from).and_then(run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(&error),
     }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    if let Command::Run(a) = &cli.command {
+        tracing_subscriber::fmt().with_ansi(false).with_env_filter("fencepost=debug").with_writer(std::io::stderr).init();
+        let config = fencepost::config::Config::load(cli.config.as_deref(), &|k| std::env::var(k).ok())?;
+        match run::run(a, &config, &cli.db.unwrap_or_default()) {
+            Ok(_) => return Ok(()),
+            Err(error) => {
+                eprintln!("fencepost: {error}");
+                std::process::exit(error.exit_code().into());
+            }
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    match cli.command {
+        Command::Sink(args) => runtime.block_on(sink::run(args)),
+        Command::Run(_) => Ok(()),
+    }
+}
+
+fn report(error: &anyhow::Error) -> ExitCode {
+    let Some(usage) = error.downcast_ref::<clap::Error>() else {
+        eprintln!("fencepost: {error:#}");
+        return ExitCode::from(INPUT_OUTPUT);
+    };
+    // A closed pipe is no reason for another exit code.
+    let _ = usage.print();
+    // Help and version come as an error too, but belong on standard output.
+    if usage.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS }
 }
