@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use rusqlite::{Connection, TransactionBehavior};
 use tempfile::TempDir;
