@@ -425,6 +425,25 @@ fn h34_every_spelling_of_an_address_inside_is_closed() {
     assert_eq!(server.connections(), 0);
 }
 
+/// Runs one test of this file again in a process of its own, with other environment variables.
+fn run_again(test: &str, variables: &[(&str, &str)]) {
+    let mut process = Process::new(std::env::current_exe().unwrap());
+    process.args(["--exact", &format!("webhook::{test}")]).envs(variables.iter().copied());
+    let output = process.env_remove("NO_PROXY").env_remove("no_proxy").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+/// A proxy would dial addresses that the guard never sees.
+#[test]
+fn a_proxy_of_the_environment_is_not_used() {
+    let proxy = Server::start(|_| Reply::status(200));
+    let url = proxy.url();
+    let variables = ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"].map(|name| (name, url.as_str()));
+    run_again("every_header_of_a_request", &variables);
+    assert_eq!(proxy.connections(), 0);
+}
+
 #[test]
 fn localhost_can_be_opened() {
     let server = Server::start(|_| Reply::status(200));
@@ -672,6 +691,21 @@ fn only_the_roots_of_the_file_are_trusted() {
         assert!(report.evidence.text("reason").is_some_and(|reason| reason.contains("certificate")), "{report:?}");
     }
     assert_eq!((server.requests().len(), expired.requests().len()), (2, 0));
+}
+
+/// The variable stands for the system's store, so that it trusts the test root here.
+#[test]
+fn a_file_replaces_the_roots_of_the_system() {
+    let root = test_root();
+    if std::env::var_os("SSL_CERT_FILE").is_none_or(|file| file != root) {
+        return run_again("a_file_replaces_the_roots_of_the_system", &[("SSL_CERT_FILE", root.to_str().unwrap())]);
+    }
+    let server = Server::start_tls("server.pem", |_| Reply::status(200));
+    assert_eq!(send(settings(Some(&server.url())), &command()).outcome, Outcome::Delivered);
+    // Some certificate that didn't sign the server's.
+    let ca_file = Some(root.with_file_name("expired.pem"));
+    let report = send(Settings { ca_file, ..settings(Some(&server.url())) }, &command());
+    assert_eq!((report.outcome, report.fault), (Outcome::Deferred, Fault::Channel), "{report:?}");
 }
 
 /// Polls, so that the runtime goes on meanwhile.
