@@ -12,7 +12,7 @@ use fencepost::webhook::{Settings, SettingsError, UrlError, Webhook};
 use secrecy::SecretString;
 use sha2::{Digest, Sha256};
 
-use crate::support::http::{Gate, Received, Reply, Server};
+use crate::support::http::{Gate, Received, Reply, Server, test_root};
 use crate::support::wait_until;
 
 const SECRET: &str = "whsec_AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcY";
@@ -425,6 +425,25 @@ fn h34_every_spelling_of_an_address_inside_is_closed() {
     assert_eq!(server.connections(), 0);
 }
 
+/// Runs one test of this file again in a process of its own, with other environment variables.
+fn run_again(test: &str, variables: &[(&str, &str)]) {
+    let mut process = Process::new(std::env::current_exe().unwrap());
+    process.args(["--exact", &format!("webhook::{test}")]).envs(variables.iter().copied());
+    let output = process.env_remove("NO_PROXY").env_remove("no_proxy").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+/// A proxy would dial addresses that the guard never sees.
+#[test]
+fn a_proxy_of_the_environment_is_not_used() {
+    let proxy = Server::start(|_| Reply::status(200));
+    let url = proxy.url();
+    let variables = ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"].map(|name| (name, url.as_str()));
+    run_again("every_header_of_a_request", &variables);
+    assert_eq!(proxy.connections(), 0);
+}
+
 #[test]
 fn localhost_can_be_opened() {
     let server = Server::start(|_| Reply::status(200));
@@ -641,6 +660,81 @@ fn an_answer_that_does_not_come_in_time_is_unknown() {
         gate.open();
         assert_eq!(server.requests().len(), 1);
     }
+}
+
+#[test]
+fn a_peer_that_never_reads_is_unknown() {
+    let server = Server::never_reading();
+    let command = Command { payload: Payload::Bytes(vec![b'x'; 8 << 20]), ..command() };
+    let read_timeout = Duration::from_millis(300);
+    let report = send(Settings { read_timeout, ..settings(Some(&server.url())) }, &command);
+    assert_eq!(report.outcome, Outcome::Unknown);
+}
+
+#[test]
+fn only_the_roots_of_the_file_are_trusted() {
+    let server = Server::start_tls("server.pem", |_| Reply::status(200).body("over TLS"));
+    let ca_file = Some(test_root());
+    let report = send(Settings { ca_file: ca_file.clone(), ..signed(&server.url()) }, &command());
+    assert_eq!((report.outcome, report.evidence.text("body")), (Outcome::Delivered, Some("over TLS")));
+    assert_eq!(server.requests()[0].body, BODY);
+
+    let by_name = format!("https://localhost:{}/", server.port());
+    let report = send(Settings { ca_file: ca_file.clone(), ..settings(Some(&by_name)) }, &command());
+    assert_eq!(report.outcome, Outcome::Delivered);
+
+    let unknown_root = send(settings(Some(&server.url())), &command());
+    let expired = Server::start_tls("expired.pem", |_| Reply::status(200));
+    let expired_certificate = send(Settings { ca_file: ca_file.clone(), ..settings(Some(&expired.url())) }, &command());
+    for report in [unknown_root, expired_certificate] {
+        assert_eq!((report.outcome, report.fault), (Outcome::Deferred, Fault::Channel), "{report:?}");
+        assert!(report.evidence.text("reason").is_some_and(|reason| reason.contains("certificate")), "{report:?}");
+    }
+    assert_eq!((server.requests().len(), expired.requests().len()), (2, 0));
+}
+
+/// The variable stands for the system's store, so that it trusts the test root here.
+#[test]
+fn a_file_replaces_the_roots_of_the_system() {
+    let root = test_root();
+    if std::env::var_os("SSL_CERT_FILE").is_none_or(|file| file != root) {
+        return run_again("a_file_replaces_the_roots_of_the_system", &[("SSL_CERT_FILE", root.to_str().unwrap())]);
+    }
+    let server = Server::start_tls("server.pem", |_| Reply::status(200));
+    assert_eq!(send(settings(Some(&server.url())), &command()).outcome, Outcome::Delivered);
+    // Some certificate that didn't sign the server's.
+    let ca_file = Some(root.with_file_name("expired.pem"));
+    let report = send(Settings { ca_file, ..settings(Some(&server.url())) }, &command());
+    assert_eq!((report.outcome, report.fault), (Outcome::Deferred, Fault::Channel), "{report:?}");
+}
+
+/// Polls, so that the runtime goes on meanwhile.
+async fn until(condition: impl Fn() -> bool) {
+    let polling = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), polling).await.expect("the condition within 30 s");
+}
+
+/// A recalled or stopped attempt must not leave a connection behind that goes on.
+#[test]
+fn dropping_the_attempt_closes_its_connection() {
+    let gate = Gate::new();
+    let held = gate.clone();
+    let server = Server::start(move |_| Reply::status(200).held_by(&held));
+    let webhook = Webhook::new(settings(Some(&server.url()))).unwrap();
+    let (command, arm) = (command(), Arm::begun_armed());
+    let request = Request { command: &command, attempt_no: 1, now_ms: now_ms(), arm: &arm };
+    wait_for(async {
+        tokio::select! {
+            report = webhook.send(request) => panic!("{report:?} before the answer"),
+            () = until(|| !server.requests().is_empty()) => {}
+        }
+        until(|| server.open_connections() == 0).await;
+    });
+    assert_eq!(server.connections(), 1);
 }
 
 #[test]

@@ -16,10 +16,15 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 /// One request as it came.
 #[derive(Clone, Debug)]
@@ -191,10 +196,10 @@ impl Gate {
         self.0.1.notify_all();
     }
 
-    /// Returns `false` if the server stopped first.
-    fn pass(&self, shared: &Shared) -> bool {
+    /// Returns `false` if the server stopped or the client hung up first.
+    fn pass(&self, shared: &Shared, client: &TcpStream) -> bool {
         let mut open = self.0.0.lock().unwrap();
-        while !*open && !shared.stopped() {
+        while !*open && !shared.stopped() && !has_hung_up(client) {
             open = self.0.1.wait_timeout(open, Duration::from_millis(20)).unwrap().0;
         }
         *open
@@ -204,6 +209,7 @@ impl Gate {
 /// The server. Dropping it closes its port and every connection.
 #[derive(Debug)]
 pub struct Server {
+    scheme: &'static str,
     address: SocketAddr,
     shared: Arc<Shared>,
     acceptor: Option<JoinHandle<()>>,
@@ -232,11 +238,22 @@ impl Server {
     where
         F: Fn(&Received) -> Reply + Send + Sync + 'static,
     {
-        Self::per_connection(move |connection, shared| {
-            while let Some(request) = connection.read(shared)
-                && connection.answer(shared, &script(&request)).is_ok_and(|end| end == End::KeepAlive)
-            {}
-        })
+        Self::per_connection(move |connection, shared| connection.serve(shared, &script))
+    }
+
+    /// The same over TLS, with a certificate (for 127.0.0.1 and localhost) of `tests/data/tls`, whose
+    /// root is [`test_root`].
+    pub fn start_tls<F>(certificate: &str, script: F) -> Self
+    where
+        F: Fn(&Received) -> Reply + Send + Sync + 'static,
+    {
+        let config = Arc::new(tls_config(certificate));
+        let mut server = Self::per_connection(move |connection, shared| {
+            connection.encrypt(&config);
+            connection.serve(shared, &script);
+        });
+        server.scheme = "https";
+        server
     }
 
     /// Accepts connections and closes them before it has read a byte.
@@ -244,11 +261,18 @@ impl Server {
         Self::per_connection(|_, _| ())
     }
 
+    /// Accepts connections and never reads a byte.
+    pub fn never_reading() -> Self {
+        Self::per_connection(|connection, shared| {
+            Gate::new().pass(shared, connection.stream.tcp());
+        })
+    }
+
     /// Reads so many bytes of each connection, then resets it.
     pub fn resetting_after(bytes: usize) -> Self {
         Self::per_connection(move |connection, _| {
             if connection.stream.read_exact(&mut vec![0; bytes]).is_ok() {
-                reset_at_close(&connection.stream);
+                reset_at_close(connection.stream.tcp());
             }
         })
     }
@@ -271,19 +295,19 @@ impl Server {
                 accepting.open.lock().unwrap().insert(number, stream.try_clone().unwrap());
                 let (shared, serve) = (Arc::clone(&accepting), Arc::clone(&serve));
                 std::thread::spawn(move || {
-                    let mut connection = Connection { number, stream, buffer: Vec::new() };
+                    let mut connection = Connection { number, stream: Stream::Plain(stream), buffer: Vec::new() };
                     serve(&mut connection, &shared);
                     // Only the last handle closes it, and only a close can reset.
                     shared.open.lock().unwrap().remove(&number);
                 });
             }
         });
-        Self { address, shared, acceptor: Some(acceptor) }
+        Self { scheme: "http", address, shared, acceptor: Some(acceptor) }
     }
 
-    /// `http://127.0.0.1:PORT/hook`.
+    /// `http://127.0.0.1:PORT/hook`, or `https`.
     pub fn url(&self) -> String {
-        format!("http://{}/hook", self.address)
+        format!("{}://{}/hook", self.scheme, self.address)
     }
 
     pub fn port(&self) -> u16 {
@@ -338,11 +362,62 @@ impl Drop for Server {
 
 struct Connection {
     number: usize,
-    stream: TcpStream,
+    stream: Stream,
     buffer: Vec<u8>,
 }
 
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ServerConnection, TcpStream>>),
+}
+
+impl Stream {
+    fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(stream) => &stream.sock,
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read(buffer),
+            Self::Tls(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.write(bytes),
+            Self::Tls(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.flush(),
+            Self::Tls(stream) => stream.flush(),
+        }
+    }
+}
+
 impl Connection {
+    fn serve(&mut self, shared: &Shared, script: impl Fn(&Received) -> Reply) {
+        while let Some(request) = self.read(shared)
+            && self.answer(shared, &script(&request)).is_ok_and(|end| end == End::KeepAlive)
+        {}
+    }
+
+    fn encrypt(&mut self, config: &Arc<ServerConfig>) {
+        let tcp = self.stream.tcp().try_clone().unwrap();
+        let session = ServerConnection::new(Arc::clone(config)).unwrap();
+        self.stream = Stream::Tls(Box::new(StreamOwned::new(session, tcp)));
+    }
+
     /// The next whole request, or `None` at the end of the connection.
     fn read(&mut self, shared: &Shared) -> Option<Received> {
         let head_length = loop {
@@ -403,7 +478,7 @@ impl Connection {
     }
 
     fn answer(&mut self, shared: &Shared, reply: &Reply) -> io::Result<End> {
-        if reply.gate.as_ref().is_some_and(|gate| !gate.pass(shared)) {
+        if reply.gate.as_ref().is_some_and(|gate| !gate.pass(shared, self.stream.tcp())) {
             return Ok(End::Close);
         }
         std::thread::sleep(reply.delay);
@@ -421,11 +496,12 @@ impl Connection {
                 }
             }
         }
+        self.stream.flush()?;
         if let Some(gate) = &reply.linger {
-            gate.pass(shared);
+            gate.pass(shared, self.stream.tcp());
         }
         if reply.end == End::Reset {
-            reset_at_close(&self.stream);
+            reset_at_close(self.stream.tcp());
         }
         Ok(reply.end)
     }
@@ -454,6 +530,34 @@ fn render(status: u16, headers: &[(String, String)], body: &[u8]) -> Vec<u8> {
     bytes.extend_from_slice(b"\r\n");
     bytes.extend_from_slice(body);
     bytes
+}
+
+/// The root of the certificates in `tests/data/tls`.
+pub fn test_root() -> PathBuf {
+    tls_file("ca.pem")
+}
+
+fn tls_file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tls").join(name)
+}
+
+fn tls_config(certificate: &str) -> ServerConfig {
+    let chain = CertificateDer::pem_file_iter(tls_file(certificate)).unwrap().map(Result::unwrap).collect();
+    let key = PrivateKeyDer::from_pem_file(tls_file("server.key")).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    builder.with_no_client_auth().with_single_cert(chain, key).unwrap()
+}
+
+/// Whether the client has closed, and everything it sent before was read.
+fn has_hung_up(client: &TcpStream) -> bool {
+    client.set_nonblocking(true).unwrap();
+    let peeked = client.peek(&mut [0]);
+    client.set_nonblocking(false).unwrap();
+    match peeked {
+        Ok(length) => length == 0,
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
 }
 
 /// Lets the close send RST instead of FIN: what the peer hasn't read is lost.
