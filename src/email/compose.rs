@@ -254,22 +254,18 @@ fn single_mailbox(payload: &Map<String, Value>) -> Result<Mailbox, Unsendable> {
     }
 }
 
-/// A string with one address or several between commas, or a list of strings with one address each.
+/// A string with one address, or a list of such strings. A comma never makes two of one: a name that
+/// an application took from its users could add a recipient otherwise.
 fn mailboxes(payload: &Map<String, Value>, field: &str) -> Result<Vec<Mailbox>, Unsendable> {
-    let wrong_type = || Unsendable(format!("{field} is neither a string nor a list of strings"));
     let Some(value) = given(payload, field) else { return Ok(Vec::new()) };
-    let parsed: Vec<Mailbox> = if let Some(text) = value.as_str() {
-        let list: Mailboxes =
-            one_line(field, text)?.trim().parse().map_err(|_| Unsendable(format!("{field} has an illegal address")))?;
-        list.into()
-    } else {
-        let list = value.as_array().ok_or_else(wrong_type)?;
-        list.iter()
-            .map(|item| one_line(field, item.as_str().ok_or_else(wrong_type)?))
-            .map(|text| text?.parse().map_err(|_| Unsendable(format!("{field} has an illegal address"))))
-            .collect::<Result<_, _>>()?
-    };
-    parsed.into_iter().map(|mailbox| checked_mailbox(field, mailbox)).collect()
+    let items = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    items.iter().map(|item| mailbox(field, item)).collect()
+}
+
+fn mailbox(field: &str, item: &Value) -> Result<Mailbox, Unsendable> {
+    let text = item.as_str().ok_or_else(|| Unsendable(format!("{field} is neither a string nor a list of strings")))?;
+    let parsed = one_line(field, text)?.parse().map_err(|_| Unsendable(format!("{field} has an illegal address")))?;
+    checked_mailbox(field, parsed)
 }
 
 /// The parser is more generous than a relay: quoted local parts, addresses of hosts, U-labels.
@@ -428,19 +424,25 @@ fn unstructured(name: HeaderName, text: &str) -> HeaderValue {
     if is_plain {
         HeaderValue::new(name, text.to_owned())
     } else {
-        HeaderValue::dangerous_new_pre_encoded(name, text.to_owned(), encoded_words(text))
+        let encoded = encoded_words(name.len(), text);
+        HeaderValue::dangerous_new_pre_encoded(name, text.to_owned(), encoded)
     }
 }
 
-/// Encoded words of at most 75 characters, split between characters, one to a line.
-fn encoded_words(text: &str) -> String {
-    const BYTES_MAX: usize = 45;
+/// Encoded words, split between characters, one to a line; no line is longer than 76 characters
+/// (RFC 2047 §2). The first one stands behind the name of the header.
+fn encoded_words(name_bytes: usize, text: &str) -> String {
+    const FRAME_BYTES: usize = "=?utf-8?b??=".len();
     let mut words = Vec::new();
     let mut rest = text;
+    let mut taken_bytes = name_bytes + ": ".len();
     while !rest.is_empty() {
-        let (head, tail) = rest.split_at(rest.floor_char_boundary(BYTES_MAX));
+        // No character is longer than four bytes, so each word takes at least one.
+        let bytes_max = (76_usize.saturating_sub(taken_bytes + FRAME_BYTES) / 4 * 3).max(6);
+        let (head, tail) = rest.split_at(rest.floor_char_boundary(bytes_max));
         words.push(format!("=?utf-8?b?{}?=", STANDARD.encode(head)));
         rest = tail;
+        taken_bytes = " ".len();
     }
     words.join("\r\n ")
 }

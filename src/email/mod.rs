@@ -2,9 +2,11 @@
 //!
 //! [`Email`] serves one relay. A command's payload is a JSON object of the fields `from`, `to`, `cc`,
 //! `bcc`, `reply_to`, `subject`, `text`, `html`, `headers`, `attachments` (each with `name`, `type`,
-//! `base64`) and `message_id`; `from` and one recipient are required, a mail with neither text nor
-//! HTML has an empty text, and `null` means "not given". The mail is rendered from the stored command
-//! alone, so every attempt sends the same bytes. It never logs in or sends over a connection that is
+//! `base64`) and `message_id`. An address is a string, `ann@example.net` or `Ann <ann@example.net>`,
+//! and several are a list of strings; `from` and one recipient are required. A mail with neither text
+//! nor HTML has an empty text, an attachment without a type is `application/octet-stream`, and `null`
+//! means "not given". The mail is rendered from the stored command alone, so every attempt sends the
+//! same bytes. It never logs in or sends over a connection that is
 //! weaker than its [`Tls`] setting, never sends to a part of the recipients, and never repeats by
 //! itself.
 
