@@ -385,7 +385,7 @@ fn h75_a_delayed_command_holds_its_own_lane_only() {
 fn an_expired_command_ends_and_frees_its_lane() {
     let server = Server::start(|request| Reply::status(if request.header("webhook-id") == Some("x") { 503 } else { 200 }));
     let site = Site::new();
-    site.configure(&webhook("billing", &server.url(), ""));
+    site.configure(&webhook("billing", &server.url(), "max_attempts = 100000"));
     site.sql(
         "INSERT INTO outbox(id, scope, token, kind, destination, payload, expires_at_ms) VALUES
          ('x', 's', 1, 'webhook', 'billing', '{}', CAST(strftime('%s','now','+2 seconds') AS INTEGER) * 1000),

@@ -47,7 +47,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         match run::run(a, &config, &cli.db.unwrap_or_default()) {
             Ok(_) => return Ok(()),
             Err(error) => {
-                eprintln!("fencepost: {error}");
+                eprintln!("fencepost: {:#}", anyhow::anyhow!(error.to_string()).context(format!("{error:?}")));
                 std::process::exit(error.exit_code().into());
             }
         }
