@@ -160,8 +160,10 @@ impl Effect for Email {
     }
 }
 
+/// A domain, or an address as it stands in a configuration or, in brackets, on the wire (RFC 5321 §4.1.3).
 fn client_id(name: &str) -> Option<ClientId> {
-    match name.parse() {
+    let literal = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
+    match literal.strip_prefix("IPv6:").unwrap_or(literal).parse() {
         Ok(IpAddr::V4(address)) => return Some(ClientId::Ipv4(address)),
         Ok(IpAddr::V6(address)) => return Some(ClientId::Ipv6(address)),
         Err(_) => {}
