@@ -1,2 +1,130 @@
-//! The command-line tool.
-fn main() {}
+//! The command-line tool: arguments in, exit code out.
+//!
+//! Each group of commands has a file of its own and returns an error instead of ending the process;
+//! `exit` alone chooses exit codes. No SQL belongs here: the library has it.
+
+mod config;
+mod database;
+mod demo;
+mod enqueue;
+mod exec;
+mod exit;
+mod init;
+mod inspect;
+mod lease;
+mod output;
+mod resolve;
+mod run;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use output::{ColorChoice, Screen};
+
+/// A transactional-outbox dispatcher for side effects that cannot be fenced
+///
+/// A worker writes its emails and webhooks as commands into its own database, in its own transaction,
+/// stamped with the fencing token of its lease. Fencepost checks the order again and sends them.
+#[derive(Debug, Parser)]
+#[command(name = "fencepost", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(flatten)]
+    globals: Globals,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done · 1 a check found a breach · 64 usage · 65 refused (FP codes) or wrong data · \
+69 no database or no outbox · 70 bug · 74 I/O · 75 try later (lease held or lost, database busy) · 78 configuration";
+
+/// Options of every command.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Globals {
+    /// The application's database file; goes before [database] path of the configuration
+    #[arg(long, global = true, value_name = "PATH", env = "FENCEPOST_DB", hide_env_values = true)]
+    pub(crate) db: Option<PathBuf>,
+    /// The configuration file
+    #[arg(long, global = true, value_name = "PATH", env = "FENCEPOST_CONFIG", hide_env_values = true)]
+    pub(crate) config: Option<PathBuf>,
+    /// Answer in JSON, with tokens and seqs as decimal strings
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// When to use colour
+    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value = "auto", hide_possible_values = true)]
+    pub(crate) color: ColorChoice,
+    /// Say more in the log of `run`; twice for even more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+impl Globals {
+    pub(crate) fn screen(&self) -> Screen {
+        Screen::new(self.json, self.color)
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Create the outbox in a database, or upgrade it
+    Init(init::Args),
+    /// Send what the outbox holds, until stopped
+    Run(run::Args),
+    /// Watch a stale worker being refused, on a database of its own
+    Demo(demo::Args),
+    /// Write a command into the outbox
+    Enqueue(enqueue::Args),
+    /// Acquire, renew, release and show leases, or run a program under one
+    Lease(lease::Args),
+    /// Raise a scope's watermark to a token of a foreign lease service
+    Seal(lease::SealArgs),
+    /// Show what waits, what failed and what is stuck; --check answers by exit code
+    Status(inspect::StatusArgs),
+    /// List commands, newest first
+    List(inspect::ListArgs),
+    /// Show everything about one command
+    Show(inspect::ShowArgs),
+    /// Answer for a command in doubt: did it happen?
+    Resolve(resolve::Args),
+    /// Check or show the configuration
+    Config(config::Args),
+    /// Becomes the program of `lease exec`
+    #[command(name = exec::STAGE, hide = true)]
+    Stage(exec::StageArgs),
+}
+
+fn main() -> ExitCode {
+    match Cli::try_parse().map_err(anyhow::Error::from).and_then(|cli| dispatch(cli.command, &cli.globals)) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => ExitCode::from(exit::report(&error)),
+    }
+}
+
+fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
+    let done = |result: anyhow::Result<()>| result.map(|()| 0);
+    match command {
+        Command::Init(args) => done(init::init(&args, globals)),
+        Command::Run(args) => done(many_threads()?.block_on(run::run(args, globals))),
+        Command::Demo(args) => done(many_threads()?.block_on(demo::run(args, globals))),
+        Command::Enqueue(args) => done(enqueue::enqueue(&args, globals)),
+        Command::Lease(args) => lease::lease(args, globals),
+        Command::Seal(args) => done(lease::seal(&args, globals)),
+        Command::Status(args) => inspect::status(&args, globals),
+        Command::List(args) => done(inspect::list(&args, globals)),
+        Command::Show(args) => done(inspect::show(&args, globals)),
+        Command::Resolve(args) => done(resolve::resolve(&args, globals)),
+        Command::Config(args) => done(config::config(&args, globals)),
+        Command::Stage(args) => Ok(exec::become_program(&args)),
+    }
+}
+
+fn many_threads() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()
+}
+
+/// A value that a variable of the environment lends; an empty one is none.
+pub(crate) fn given(value: &Option<String>) -> Option<&str> {
+    value.as_deref().filter(|text| !text.is_empty())
+}
