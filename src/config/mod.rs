@@ -7,6 +7,7 @@
 
 mod layers;
 mod place;
+mod resolve;
 mod values;
 
 use std::collections::BTreeMap;
@@ -15,19 +16,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use secrecy::SecretString;
-
-use crate::rules::{Backoff, Jitter, Limits, OnUnknown, check_name};
+use crate::rules::Limits;
 use crate::{email, webhook};
-use layers::{BackoffLayer, DispatcherLayer, EmailLayer, FileLayer, LogLayer, TimeoutsLayer, WebhookLayer};
-use values::{SecretRef, TlsWord};
+use layers::FileLayer;
 
 pub use values::{LogFormat, redacted_url};
 
 /// The example file: every setting, its unit, its default and why.
 pub const EXAMPLE: &str = include_str!("../../examples/fencepost.toml");
-
-const SECRET_FILE_BYTES_MAX: usize = 64 * 1024;
 
 /// Everything that the daemon and the command line are told from outside.
 ///
@@ -116,30 +112,30 @@ pub enum ConfigError {
     },
     /// The file isn't TOML, or a value in it doesn't fit.
     // The parser's own error is not kept as the source: it prints the whole line, secrets too.
-    #[error("{}:{line}:{column}: {message}\n{snippet}", path.display())]
+    #[error("{at}: {message}\n{snippet}")]
     Text {
-        /// The file.
-        path: PathBuf,
-        /// From 1.
-        line: usize,
-        /// From 1, in characters.
-        column: usize,
+        /// Where.
+        at: At,
         /// What is wrong and what to do.
         message: String,
         /// The line with a caret, values hidden.
         snippet: String,
     },
     /// A setting is missing, or doesn't fit another one.
-    #[error("{setting}: {problem}")]
+    #[error("{}{setting}: {problem}", At::prefix(at))]
     Setting {
+        /// Where it is, or its table, if it stands in a file.
+        at: Option<At>,
         /// The setting's full name, or the environment variable's.
         setting: String,
         /// What is wrong and what to do.
         problem: String,
     },
     /// A secret can't be read from its file.
-    #[error("{setting}: can't read the secret from {}", path.display())]
+    #[error("{}{setting}: can't read the secret from {}", At::prefix(at), path.display())]
     SecretFile {
+        /// Where the setting is.
+        at: Option<At>,
         /// The setting's full name.
         setting: String,
         /// The file.
@@ -150,17 +146,46 @@ pub enum ConfigError {
     },
 }
 
+/// A place in a configuration file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct At {
+    /// The file.
+    pub path: PathBuf,
+    /// From 1.
+    pub line: usize,
+    /// From 1, in characters.
+    pub column: usize,
+}
+
+impl At {
+    fn new(path: &Path, place: place::Place) -> Self {
+        Self { path: path.to_owned(), line: place.line, column: place.column }
+    }
+
+    fn prefix(at: &Option<Self>) -> String {
+        at.as_ref().map_or(String::new(), |at| format!("{at}: "))
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.path.display(), self.line, self.column)
+    }
+}
+
 impl Config {
     /// Reads the file, lays it over the defaults, and reads every secret that it names. Without a
     /// path there are the defaults, and no destination.
     ///
     /// `env` looks a variable up; it is used here only. Fails on the first thing that is wrong.
     pub fn load(path: Option<&Path>, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
-        let file = path.map(read).transpose()?.unwrap_or_default();
         let example = parse(Path::new("examples/fencepost.toml"), EXAMPLE)?;
-        let mut effective = file.over_example(example);
+        let text = path.map(read).transpose()?;
+        let file = path.zip(text.as_deref());
+        let layer = file.map(|(path, text)| parse_anchored(path, text)).transpose()?.unwrap_or_default();
+        let mut effective = layer.over_example(example);
         lay_environment_over(&mut effective, env)?;
-        resolve(effective, env)
+        resolve::resolve(effective, &resolve::Source { file, env })
     }
 
     /// The effective configuration as TOML: each setting, defaults too. Instead of a secret it shows
@@ -175,13 +200,16 @@ impl Config {
     }
 }
 
-fn read(path: &Path) -> Result<FileLayer, ConfigError> {
-    let bytes = std::fs::read(path).map_err(|source| ConfigError::File { path: path.to_owned(), source })?;
-    let text = String::from_utf8(bytes).map_err(|error| {
-        let source = io::Error::new(io::ErrorKind::InvalidData, error.utf8_error());
-        ConfigError::File { path: path.to_owned(), source }
-    })?;
-    let mut layer = parse(path, &text)?;
+fn read(path: &Path) -> Result<String, ConfigError> {
+    let failed = |source| ConfigError::File { path: path.to_owned(), source };
+    let bytes = std::fs::read(path).map_err(failed)?;
+    // Only where it breaks is kept, not the bytes.
+    let broken = |error: std::string::FromUtf8Error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error());
+    String::from_utf8(bytes).map_err(broken).map_err(failed)
+}
+
+fn parse_anchored(path: &Path, text: &str) -> Result<FileLayer, ConfigError> {
+    let mut layer = parse(path, text)?;
     layer.anchor(path.parent().unwrap_or(Path::new("")));
     Ok(layer)
 }
@@ -195,9 +223,7 @@ fn text_error(path: &Path, text: &str, error: toml::de::Error) -> ConfigError {
     let place = place::of(text, span.start);
     let length = text.get(span).unwrap_or_default().chars().count();
     ConfigError::Text {
-        path: path.to_owned(),
-        line: place.line,
-        column: place.column,
+        at: At::new(path, place),
         message: named_message(error),
         snippet: place::snippet(text, place, length),
     }
@@ -215,7 +241,7 @@ fn named_message(mut error: toml::de::Error) -> String {
 
 fn lay_environment_over(layer: &mut FileLayer, env: &dyn Fn(&str) -> Option<String>) -> Result<(), ConfigError> {
     let given = |name: &str| env(name).filter(|value| !value.is_empty());
-    let wrong = |name: &str, problem: String| ConfigError::Setting { setting: name.to_owned(), problem };
+    let wrong = |name: &str, problem: String| ConfigError::Setting { at: None, setting: name.to_owned(), problem };
     if let Some(path) = given("FENCEPOST_DB") {
         layer.database.path = Some(path.into());
     }
@@ -230,248 +256,18 @@ fn lay_environment_over(layer: &mut FileLayer, env: &dyn Fn(&str) -> Option<Stri
     Ok(())
 }
 
-fn resolve(effective: FileLayer, env: &dyn Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
-    let mut webhooks = BTreeMap::new();
-    for (name, layer) in &effective.webhook {
-        let table = Table::named("webhook", name, env)?;
-        table.need(layer.url.as_ref(), "url", "write where the POST goes")?;
-        webhooks.insert(name.clone(), table.webhook(layer)?);
-    }
-    let mut emails = BTreeMap::new();
-    for (name, layer) in &effective.email {
-        emails.insert(name.clone(), Table::named("email", name, env)?.email(layer)?);
-    }
-    let webhook_urls = effective.webhook_urls.as_ref().map(|layer| webhook_urls(layer, env)).transpose()?;
-    let config = Config {
-        database: effective.database.path.clone(),
-        dispatcher: Table::new("dispatcher", env).dispatcher(&effective.dispatcher)?,
-        log: Table::new("log", env).log(&effective.log)?,
-        webhooks,
-        webhook_urls,
-        emails,
-        warnings: Vec::new(),
-        effective,
-    };
-    Ok(Config { warnings: warnings(&config), ..config })
-}
-
-fn webhook_urls(
-    layer: &WebhookLayer,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Destination<webhook::Settings>, ConfigError> {
-    let table = Table::new("webhook_urls", env);
-    if layer.url.is_some() {
-        return Err(table.error("url", "every command brings its own URL; remove this line"));
-    }
-    table.webhook(layer)
-}
-
-fn warnings(config: &Config) -> Vec<String> {
-    let webhooks = config.webhooks.iter().map(|(name, each)| (format!("webhook.{name}"), each.limits));
-    let urls = config.webhook_urls.iter().map(|each| ("webhook_urls".to_owned(), each.limits));
-    let emails = config.emails.iter().map(|(name, each)| (format!("email.{name}"), each.limits));
-    let late = |limits: &Limits| limits.on_unknown == OnUnknown::Resend && limits.resend_window_ms <= limits.max_age_ms;
-    let all = webhooks.chain(urls).chain(emails);
-    let text = |name| {
-        format!(
-            "{name}: max_age is not below resend_window, so a command can end in doubt before its tries end; \
-             lower max_age, or raise resend_window as far as the receiver remembers ids"
-        )
-    };
-    all.filter(|(_, limits)| late(limits)).map(|(name, _)| text(name)).collect()
-}
-
-/// A table of the file, for the names in messages and for the secrets in it.
-struct Table<'a> {
-    name: String,
-    env: &'a dyn Fn(&str) -> Option<String>,
-}
-
-impl<'a> Table<'a> {
-    fn new(name: &str, env: &'a dyn Fn(&str) -> Option<String>) -> Self {
-        Self { name: name.to_owned(), env }
-    }
-
-    fn named(kind: &str, name: &str, env: &'a dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
-        check_name(name).map_err(|invalid| ConfigError::Setting {
-            setting: format!("{kind}.{name:?}"),
-            problem: format!("the name of a destination is {invalid}"),
-        })?;
-        Ok(Self { name: format!("{kind}.{name}"), env })
-    }
-
-    fn error(&self, key: &str, problem: impl Into<String>) -> ConfigError {
-        ConfigError::Setting { setting: format!("{}.{key}", self.name), problem: problem.into() }
-    }
-
-    fn need<T>(&self, value: Option<T>, key: &str, what_to_do: &str) -> Result<T, ConfigError> {
-        value.ok_or_else(|| self.error(key, format!("not set; {what_to_do}")))
-    }
-
-    /// A setting that the example has a default for.
-    fn get<T>(&self, value: Option<T>, key: &str) -> Result<T, ConfigError> {
-        self.need(value, key, "examples/fencepost.toml has no default for it")
-    }
-
-    fn dispatcher(&self, layer: &DispatcherLayer) -> Result<DispatcherSettings, ConfigError> {
-        Ok(DispatcherSettings {
-            max_in_flight: count(self.get(layer.max_in_flight, "max_in_flight")?),
-            poll_interval: self.get(layer.poll_interval, "poll_interval")?.as_duration(),
-            drain_timeout: self.get(layer.drain_timeout, "drain_timeout")?.as_duration(),
-            busy_timeout: self.get(layer.busy_timeout, "busy_timeout")?.as_duration(),
-        })
-    }
-
-    fn log(&self, layer: &LogLayer) -> Result<LogSettings, ConfigError> {
-        Ok(LogSettings { level: self.get(layer.level, "level")?.0, format: self.get(layer.format, "format")? })
-    }
-
-    fn webhook(&self, layer: &WebhookLayer) -> Result<Destination<webhook::Settings>, ConfigError> {
-        self.get(layer.on_dead, "on_dead")?;
-        let limits = Limits {
-            on_unknown: self.get(layer.on_unknown, "on_unknown")?.0,
-            max_attempts: self.get(layer.max_attempts, "max_attempts")?.get(),
-            max_age_ms: self.get(layer.max_age, "max_age")?.as_ms(),
-            resend_window_ms: self.get(layer.resend_window, "resend_window")?.as_ms(),
-            backoff: self.backoff(&layer.backoff, Jitter::Full)?,
-        };
-        let settings = webhook::Settings {
-            url: layer.url.as_ref().map(|endpoint| endpoint.0.clone()),
-            secrets: self.secrets(layer)?,
-            connect_timeout: self.get(layer.connect_timeout, "connect_timeout")?.as_duration(),
-            read_timeout: self.get(layer.read_timeout, "read_timeout")?.as_duration(),
-            timeout: self.get(layer.timeout, "timeout")?.as_duration(),
-            allow_networks: layer.allow_networks.iter().flatten().map(|network| network.0).collect(),
-            effect_free_status: layer.effect_free_status.iter().flatten().map(|status| status.0).collect(),
-            ca_file: layer.ca_file.clone(),
-        };
-        let max_in_flight = count(self.get(layer.max_in_flight, "max_in_flight")?);
-        Ok(Destination { settings, limits, max_in_flight })
-    }
-
-    fn secrets(&self, layer: &WebhookLayer) -> Result<Vec<SecretString>, ConfigError> {
-        let what = "write [{ env = \"NAME\" }], [{ file = \"PATH\" }], or [] to send unsigned";
-        let list = self.need(layer.secrets.as_ref(), "secrets", what)?;
-        list.0.iter().map(|secret| self.secret("secrets", secret)).collect()
-    }
-
-    fn email(&self, layer: &EmailLayer) -> Result<Destination<email::Settings>, ConfigError> {
-        self.get(layer.on_dead, "on_dead")?;
-        let limits = Limits {
-            on_unknown: self.get(layer.on_unknown, "on_unknown")?.0,
-            max_attempts: self.get(layer.max_attempts, "max_attempts")?.get(),
-            max_age_ms: self.get(layer.max_age, "max_age")?.as_ms(),
-            resend_window_ms: self.get(layer.resend_window, "resend_window")?.as_ms(),
-            backoff: self.backoff(&layer.backoff, Jitter::UpToHalfMore)?,
-        };
-        let host = self.need(layer.host.as_ref(), "host", "write the relay's name or address")?;
-        let settings = email::Settings {
-            host: self.word("host", host)?,
-            port: self.get(layer.port, "port")?.get(),
-            tls: self.get(layer.tls, "tls")?.0,
-            allow_plaintext: self.get(layer.allow_plaintext, "allow_plaintext")?,
-            login: self.login(layer)?,
-            helo_name: self.word("helo_name", &self.get(layer.helo_name.clone(), "helo_name")?)?,
-            ca_file: layer.ca_file.clone(),
-            timeouts: self.timeouts(&layer.timeouts)?,
-        };
-        let max_in_flight = count(self.get(layer.max_in_flight, "max_in_flight")?);
-        Ok(Destination { settings, limits, max_in_flight })
-    }
-
-    /// A word that becomes part of an SMTP line or is looked up as a name.
-    fn word(&self, key: &str, text: &str) -> Result<String, ConfigError> {
-        let fits = !text.is_empty() && text.len() <= 255 && text.bytes().all(|b| b.is_ascii_graphic());
-        if fits {
-            return Ok(text.to_owned());
-        }
-        Err(self.error(key, "has to be 1 to 255 ASCII characters without spaces; write an IDN in its xn-- form"))
-    }
-
-    fn login(&self, layer: &EmailLayer) -> Result<Option<email::Login>, ConfigError> {
-        let (username, password) = match (&layer.username, &layer.password) {
-            (None, None) => return Ok(None),
-            (Some(_), None) => return Err(self.error("password", "not set, but username is; set both or neither")),
-            (None, Some(_)) => return Err(self.error("username", "not set, but password is; set both or neither")),
-            (Some(username), Some(password)) => (username, password),
-        };
-        if layer.tls == Some(TlsWord(email::Tls::None)) && layer.allow_plaintext != Some(true) {
-            let problem = "\"none\" would send the password in clear text; \
-                           write \"starttls\", or allow_plaintext = true for a relay on this host";
-            return Err(self.error("tls", problem));
-        }
-        let password = self.secret("password", password)?;
-        Ok(Some(email::Login { username: username.clone(), password }))
-    }
-
-    fn timeouts(&self, layer: &TimeoutsLayer) -> Result<email::Timeouts, ConfigError> {
-        Ok(email::Timeouts {
-            connect: self.get(layer.connect, "timeouts.connect")?.as_duration(),
-            greeting: self.get(layer.greeting, "timeouts.greeting")?.as_duration(),
-            command: self.get(layer.command, "timeouts.command")?.as_duration(),
-            body: self.get(layer.body, "timeouts.body")?.as_duration(),
-            final_dot: self.get(layer.final_dot, "timeouts.final_dot")?.as_duration(),
-        })
-    }
-
-    fn backoff(&self, layer: &BackoffLayer, jitter: Jitter) -> Result<Backoff, ConfigError> {
-        let base_ms = self.get(layer.base, "backoff.base")?.as_ms();
-        let cap_ms = self.get(layer.cap, "backoff.cap")?.as_ms();
-        if cap_ms < base_ms {
-            return Err(self.error("backoff", "cap is shorter than base; raise cap or lower base"));
-        }
-        Ok(Backoff { base_ms, cap_ms, jitter })
-    }
-
-    fn secret(&self, key: &str, secret: &SecretRef) -> Result<SecretString, ConfigError> {
-        let text = match secret {
-            SecretRef::Env(name) => (self.env)(name)
-                .ok_or_else(|| self.error(key, format!("environment variable {name} is not set, or isn't UTF-8")))?,
-            SecretRef::File(path) => self.secret_file(key, path)?,
-            SecretRef::Credential(name) => {
-                let directory = (self.env)("CREDENTIALS_DIRECTORY").ok_or_else(|| {
-                    self.error(key, format!("credential {name} needs $CREDENTIALS_DIRECTORY, which systemd sets"))
-                })?;
-                self.secret_file(key, &Path::new(&directory).join(name))?
-            }
-        };
-        if text.is_empty() {
-            return Err(self.error(key, format!("the secret from {secret} is empty")));
-        }
-        if text.chars().any(char::is_control) {
-            return Err(self.error(key, format!("the secret from {secret} holds a control character or a second line")));
-        }
-        Ok(SecretString::from(text))
-    }
-
-    fn secret_file(&self, key: &str, path: &Path) -> Result<String, ConfigError> {
-        let setting = || format!("{}.{key}", self.name);
-        let failed = |source| ConfigError::SecretFile { setting: setting(), path: path.to_owned(), source };
-        let bytes = std::fs::read(path).map_err(failed)?;
-        if bytes.len() > SECRET_FILE_BYTES_MAX {
-            return Err(self.error(key, format!("{} is too large for a secret", path.display())));
-        }
-        // The bytes are not part of the error.
-        let not_text = |_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8");
-        let text = String::from_utf8(bytes).map_err(not_text).map_err(failed)?;
-        let line = text.strip_suffix('\n').unwrap_or(&text);
-        Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
-    }
-}
-
-fn count(number: std::num::NonZeroU32) -> usize {
-    usize::try_from(number.get()).unwrap_or(usize::MAX)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::layers::{
+        BackoffLayer, DatabaseLayer, DispatcherLayer, EmailLayer, LogLayer, TimeoutsLayer, WebhookLayer,
+    };
     use super::*;
 
     /// Every setting that can be read stands in the example, with a comment in front of its block.
     #[test]
     fn the_example_shows_every_setting() {
         let keys = [
-            layers::DatabaseLayer::KEYS,
+            DatabaseLayer::KEYS,
             DispatcherLayer::KEYS,
             LogLayer::KEYS,
             WebhookLayer::KEYS,

@@ -165,6 +165,15 @@ fn layers_lie_over_each_other() {
     assert_eq!((config.log.level, config.log.format), (tracing::Level::DEBUG, LogFormat::Json));
 }
 
+/// Whoever copies the example gets a configuration that works, once its secrets are there.
+#[test]
+fn the_example_is_a_configuration() {
+    let case = Case::new(fencepost::config::EXAMPLE).env("BILLING_SECRET", "whsec_AAAA").env("SMTP_PASSWORD", "p");
+    let config = case.config();
+    assert_eq!(config.webhooks.keys().chain(config.emails.keys()).collect::<Vec<_>>(), ["example", "example"]);
+    assert!(config.warnings.is_empty(), "{:?}", config.warnings);
+}
+
 #[test]
 fn an_unknown_key_shows_its_line_and_column() {
     let case = Case::new("[log]\nlevel = \"info\"\n\n[webhook.billing]\nsecretz = 1\n");
@@ -188,7 +197,7 @@ fn each_bad_value_is_named() {
         ("timeout = \"99999999h\"", &[":4:11:", "timeout", "too long"]),
         ("max_age = \"3 parsecs\"", &[":4:11:", "max_age", "not a duration"]),
         ("backoff = { base = \"x\" }", &[":4:20:", "base", "not a duration"]),
-        ("backoff = { base = \"5m\", cap = \"1m\" }", &["webhook.a.backoff", "raise cap"]),
+        ("backoff = { base = \"5m\", cap = \"1m\" }", &[":4:1: webhook.a.backoff: ", "raise cap"]),
         ("max_attempts = 0", &[":4:16:", "max_attempts", "nonzero"]),
         ("max_attempts = -1", &[":4:16:", "max_attempts"]),
         ("max_in_flight = 0", &[":4:17:", "max_in_flight", "nonzero"]),
@@ -206,12 +215,15 @@ fn each_bad_value_is_named() {
         ("tls = \"ssl\"", &[":3:7:", "tls", "\"ssl\" is not one of"][..]),
         ("port = 0", &[":3:8:", "port", "nonzero"]),
         ("port = 70000", &[":3:8:", "port"]),
-        ("helo_name = \"a b\"", &["email.a.helo_name", "without spaces"]),
-        ("username = \"app\"", &["email.a.password", "both or neither"]),
+        ("helo_name = \"a b\"", &[":3:1: email.a.helo_name: ", "without spaces"]),
+        ("username = \"app\"", &[":1:8: email.a.password: ", "both or neither"]),
         ("password = { env = \"X\" }", &["email.a.username", "both or neither"]),
-        ("username = \"a\"\npassword = { env = \"X\" }\ntls = \"none\"", &["email.a.tls", "clear text"]),
-        ("username = \"a\"\npassword = { env = \"X\" }", &["email.a.password", "variable X is not set"]),
-        ("username = \"a\"\npassword = { file = \"no\" }", &["email.a.password", "can't read the secret from", "/no"]),
+        ("username = \"a\"\npassword = { env = \"X\" }\ntls = \"none\"", &[":5:1: email.a.tls: ", "clear text"]),
+        ("username = \"a\"\npassword = { env = \"X\" }", &[":4:1: email.a.password: ", "variable X is not set"]),
+        (
+            "username = \"a\"\npassword = { file = \"no\" }",
+            &[":4:1: email.a.password: ", "can't read the secret from", "/no"],
+        ),
         ("username = \"a\"\npassword = { credential = \"p\" }", &["email.a.password", "CREDENTIALS_DIRECTORY"]),
         ("password = { env = \"X\", file = \"y\" }", &[":3:", "password", "one of env, file and credential"]),
         ("password = { evn = \"X\" }", &[":3:14:", "unknown field `evn`"]),
@@ -220,13 +232,13 @@ fn each_bad_value_is_named() {
         assert_error(&email(line), parts);
     }
     for (text, parts) in [
-        ("[webhook.a]\nsecrets = []", &["webhook.a.url", "not set"][..]),
+        ("[webhook.a]\nsecrets = []", &["fencepost.toml:1:10: webhook.a.url: not set"][..]),
         ("[webhook.a]\nurl = \"https://example.com\"", &["webhook.a.secrets", "not set", "[] to send unsigned"]),
         ("[webhook.a]\nurl = \"ftp://example.com\"", &[":2:7:", "https://"]),
         ("[webhook.a]\nurl = \"/hooks\"", &[":2:7:", "not a URL"]),
         ("[webhook.a]\nurl = \"https://example.com/#x\"", &[":2:7:", "fragment"]),
-        ("[webhook_urls]\nsecrets = []\nurl = \"https://example.com\"", &["webhook_urls.url", "remove"]),
-        ("[webhook.\"\"]\nsecrets = []", &["webhook.\"\"", "name of a destination"]),
+        ("[webhook_urls]\nsecrets = []\nurl = \"https://example.com\"", &[":3:1: webhook_urls.url: ", "remove"]),
+        ("[webhook.\"\"]\nsecrets = []", &[":1:10: webhook.\"\": ", "name of a destination"]),
         ("[email.a]\nport = 25", &["email.a.host", "not set"]),
         ("[log]\nlevel = \"loud\"", &[":2:9:", "level", "\"loud\" is not one of"]),
         ("[log]\nformat = \"xml\"", &[":2:10:", "format", "\"json\""]),

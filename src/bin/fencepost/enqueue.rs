@@ -34,7 +34,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum Kind {
     /// A POST to a named endpoint, or to a URL where the configuration allows it
-    Webhook(Webhook),
+    Webhook(Box<Webhook>),
     /// A mail through a named relay
     Email(Box<Email>),
 }

@@ -15,6 +15,8 @@ mod lease;
 mod output;
 mod resolve;
 mod run;
+#[expect(clippy::print_stdout, reason = "it prints where it listens")]
+mod sink;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,8 +38,12 @@ struct Cli {
     command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done · 1 a check found a breach · 64 usage · 65 refused (FP codes) or wrong data · \
-69 no database or no outbox · 70 bug · 74 I/O · 75 try later (lease held or lost, database busy) · 78 configuration";
+const EXIT_CODES: &str = "Exit codes:
+   0  done                      70  a bug
+   1  a check found a breach    74  input or output failed
+  64  wrong usage               75  try later: lease held or lost, database busy
+  65  refused, or wrong data    78  wrong configuration
+  69  no database or outbox";
 
 /// Options of every command.
 #[derive(Debug, Clone, clap::Args)]
@@ -74,6 +80,8 @@ enum Command {
     Run(run::Args),
     /// Watch a stale worker being refused, on a database of its own
     Demo(demo::Args),
+    /// Catch webhooks and mail locally, and show what arrived
+    Sink(sink::Args),
     /// Write a command into the outbox
     Enqueue(enqueue::Args),
     /// Acquire, renew, release and show leases, or run a program under one
@@ -108,6 +116,7 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
         Command::Init(args) => done(init::init(&args, globals)),
         Command::Run(args) => done(many_threads()?.block_on(run::run(args, globals))),
         Command::Demo(args) => done(many_threads()?.block_on(demo::run(args, globals))),
+        Command::Sink(args) => done(many_threads()?.block_on(sink::run(args))),
         Command::Enqueue(args) => done(enqueue::enqueue(&args, globals)),
         Command::Lease(args) => lease::lease(args, globals),
         Command::Seal(args) => done(lease::seal(&args, globals)),
