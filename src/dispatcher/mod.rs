@@ -340,7 +340,7 @@ impl<S: Store> Dispatcher<S> {
             match begun.await {
                 Ok(Begun::Attempt { attempt_no, armed }) => {
                     acted = true;
-                    self.start(command, limits, suspect, attempt_no, armed, now);
+                    self.start(*command, limits, suspect, attempt_no, armed, now);
                 }
                 Ok(Begun::NotNow(verdict)) => tracing::debug!(command = command.id, ?verdict, "not begun"),
                 Err(StoreError::Refused(code)) => {
@@ -366,7 +366,7 @@ impl<S: Store> Dispatcher<S> {
         };
         match self.destinations.find(&command.kind, &command.destination) {
             Found::Known(destination) => match destination.effect.look(command) {
-                Ok(()) => First::Begin(command.clone(), destination.limits),
+                Ok(()) => First::Begin(Box::new(command.clone()), destination.limits),
                 Err(problem) => First::End(Event::Invalid, problem.to_string()),
             },
             Found::UnknownKind => First::End(Event::Invalid, "no such kind is registered".to_owned()),
@@ -416,7 +416,7 @@ impl<S: Store> Dispatcher<S> {
 }
 
 enum First {
-    Begin(Command, Limits),
+    Begin(Box<Command>, Limits),
     End(Event, String),
     Leave,
 }

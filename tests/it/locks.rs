@@ -43,7 +43,9 @@ fn h53_two_dispatchers_during_a_roll_out() {
     let stopped = Instant::now();
     waiting.wait_for_log("dispatching");
     assert!(stopped.elapsed() < Duration::from_secs(5), "{:?}", stopped.elapsed());
-    wait_until("all are delivered", 60, || site.value::<i64>("SELECT count(*) FROM outbox_state WHERE state = 'delivered'") == 1000);
+    wait_until("all are delivered", 60, || {
+        site.value::<i64>("SELECT count(*) FROM outbox_state WHERE state = 'delivered'") == 1000
+    });
     waiting.stop();
     assert_eq!(server.requests().len(), 1000, "each arrived once");
     assert_eq!(site.value::<i64>("SELECT epoch FROM outbox_dispatcher"), 2, "the refused one wrote nothing");
@@ -155,7 +157,14 @@ PY
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let wrong = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{text}\n{wrong}");
-    for line in ["second: 75", "without its lock file: 75", "no write", "locks: database is locked", "first runs on", "nothing stays locked"] {
+    for line in [
+        "second: 75",
+        "without its lock file: 75",
+        "no write",
+        "locks: database is locked",
+        "first runs on",
+        "nothing stays locked",
+    ] {
         assert!(text.contains(line), "{line}: {text}\n{wrong}");
     }
     assert!(!text.contains("app.db-wal"), "the second opened nothing: {text}");

@@ -29,14 +29,21 @@ fn h12_webhook_killed_at_each_point() {
         killed_at(&site, point, "billing");
         let before = site.status("w");
         if after == "pending" {
-            assert_eq!((before.state.as_str(), before.effect.as_str(), before.tries), ("sending", "possible", 1), "{point}");
+            assert_eq!(
+                (before.state.as_str(), before.effect.as_str(), before.tries),
+                ("sending", "possible", 1),
+                "{point}"
+            );
         }
         site.drain();
         let w = site.status("w");
         assert_eq!((w.state.as_str(), w.effect.as_str()), ("delivered", "done"), "{point}");
         let requests = server.requests();
         assert_eq!(requests.len(), arrivals, "{point}");
-        assert!(requests.iter().all(|request| request.header("webhook-id") == Some("w") && request.body == b"{}"), "{point}");
+        assert!(
+            requests.iter().all(|request| request.header("webhook-id") == Some("w") && request.body == b"{}"),
+            "{point}"
+        );
         let open: i64 = site.value("SELECT count(*) FROM outbox_attempt WHERE settled_ms IS NULL");
         assert_eq!(open, 0, "{point}");
     }
@@ -45,7 +52,9 @@ fn h12_webhook_killed_at_each_point() {
 /// H12 for a mail under `hold`: unarmed it is sent once, later; armed it is in doubt until a person says.
 #[test]
 fn h12_mail_killed_at_each_point() {
-    for (point, arrived, state) in [("begun", 0, "delivered"), ("armed", 0, "in_doubt"), ("sent", 1, "in_doubt"), ("settled", 1, "delivered")] {
+    for (point, arrived, state) in
+        [("begun", 0, "delivered"), ("armed", 0, "in_doubt"), ("sent", 1, "in_doubt"), ("settled", 1, "delivered")]
+    {
         let server = smtp::Server::start(smtp::Script::new());
         let site = Site::new();
         site.configure(&relay("main", server.port(), ""));
@@ -94,7 +103,9 @@ fn h72_open_attempt_under_resend_is_resent() {
     assert_eq!(requests[1].header("Fencepost-Attempt"), Some("2"));
     let first: (String, Option<i64>) = site
         .connect()
-        .query_row("SELECT outcome, armed_ms FROM outbox_attempt WHERE attempt_no = 1", [], |row| Ok((row.get(0)?, row.get(1)?)))
+        .query_row("SELECT outcome, armed_ms FROM outbox_attempt WHERE attempt_no = 1", [], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })
         .unwrap();
     assert_eq!(first.0, "unknown");
     assert!(first.1.is_some());
@@ -372,10 +383,13 @@ fn h71_a_suspect_that_may_not_begin_holds_nobody_up() {
 #[test]
 fn h27_the_same_bytes_after_a_restart() {
     let body = "{\"z\":1, \"a\" :2,\r\n  \"path\":\"\\/v1\\/x\",\"sep_esc\":\"\\u2028\",\"sep_raw\":\"\u{2028}\",\"emoji_raw\":\"\u{1f600}\",\"emoji_esc\":\"\\uD83D\\uDE00\",\"html\":\"<b>&amp;</b>\",\"f\":1.0,\"e\":1E2,\"n\":-0,\"arr\":[ ],\"obj\":{ },\"\u{e9}\":\"caf\u{e9} / cafe\u{301}\"}\n\n";
-    let server = Server::start(|request| Reply::status(if request.header("Fencepost-Attempt") == Some("1") { 503 } else { 200 }));
+    let server = Server::start(|request| {
+        Reply::status(if request.header("Fencepost-Attempt") == Some("1") { 503 } else { 200 })
+    });
     let site = Site::new();
     let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
-    let destination = webhook("billing", &server.url(), "").replace("secrets = []", "secrets = [{ env = \"BILLING_SECRET\" }]");
+    let destination =
+        webhook("billing", &server.url(), "").replace("secrets = []", "secrets = [{ env = \"BILLING_SECRET\" }]");
     site.configure(&destination.replace("\"20ms\", cap = \"50ms\"", "\"1s\", cap = \"1s\""));
     let connection = site.connect();
     connection
@@ -404,7 +418,8 @@ fn h27_the_same_bytes_after_a_restart() {
         assert_eq!(request.body, body.as_bytes());
         assert_eq!(request.header("Content-Length"), Some(body.len().to_string().as_str()));
         assert_eq!(request.header("Content-Encoding"), None);
-        let plain = if request.header("webhook-id") == Some("text") { "application/json" } else { "application/octet-stream" };
+        let plain =
+            if request.header("webhook-id") == Some("text") { "application/json" } else { "application/octet-stream" };
         assert_eq!(request.header("Content-Type"), Some(plain));
         let mut headers = http_headers(&request);
         headers.retain(|(name, _)| name.starts_with("webhook-"));

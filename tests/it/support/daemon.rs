@@ -269,7 +269,6 @@ pub fn relay(name: &str, port: u16, more: &str) -> String {
     )
 }
 
-
 /// Whether a path exists, for pause points.
 pub fn touch(path: &Path) {
     std::fs::write(path, "").unwrap();
