@@ -8,7 +8,9 @@ use fencepost::rules::{Fault, Outcome};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 
+use crate::support::postfix::Postfix;
 use crate::support::smtp::{Dot, Script, Server, Stage, TlsMode};
+use crate::support::wait_until;
 
 const NO_ANSWER: &str = "end of data sent, no answer";
 
@@ -234,13 +236,9 @@ async fn h44_each_reply_at_each_stage() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn h44_a_connection_lost_before_the_body_is_no_verdict() {
-    for (stage, right) in [
-        (Stage::Banner, "channel"),
-        (Stage::Ehlo, "deferred"),
-        (Stage::Mail, "deferred"),
-        (Stage::Rcpt, "deferred"),
-        (Stage::Data, "deferred"),
-    ] {
+    for (stage, right) in
+        [(Stage::Banner, "channel"), (Stage::Ehlo, "deferred"), (Stage::Mail, "deferred"), (Stage::Rcpt, "deferred")]
+    {
         // The answer of the stage is still good; the step after it meets the close.
         let server = Server::start(Script::new().close_after(stage.clone()));
         let report = send_to(&server).await;
@@ -563,4 +561,46 @@ fn settings_that_are_refused() {
     assert!(matches!(Email::new(Settings { host: "a b".to_owned(), ..settings(25) }), Err(SettingsError::Host)));
     let timeouts = Timeouts { body: Duration::ZERO, ..LONG };
     assert!(matches!(Email::new(Settings { timeouts, ..settings(25) }), Err(SettingsError::Timeout)));
+}
+
+/// Goal: what the scripted relay says of us holds for a real one. Method: a private Postfix delivers
+/// into a mailbox, and the file there is compared with the bytes that the scripted relay captured.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postfix_takes_and_refuses() {
+    let mail = command(&json!({
+        "from": "Jörg <shop@example.com>", "to": ["Ann <ann@example.net>"], "bcc": "eve@example.net",
+        "subject": "Bestellung für Ann", "text": "Hellö\n.\n..dots\n.\n", "html": "<p>Hellö</p>",
+        "attachments": [{"name": "a.txt", "type": "text/plain", "base64": "AQID"}],
+    }));
+    let scripted = Server::start(Script::new());
+    assert_eq!(class(&send(&Email::new(settings(scripted.port())).unwrap(), &mail).await), "delivered");
+    let right = String::from_utf8(scripted.mails()[0].data()).unwrap().replace("\r\n", "\n");
+
+    let postfix = Postfix::start(&["ann", "eve"]);
+    let email = Email::new(settings(postfix.port())).unwrap();
+    let report = send(&email, &mail).await;
+    assert_eq!((class(&report), phase(&report)), ("delivered", "end of data"), "{report:?}\n{}", postfix.log());
+    assert!(report.evidence.text("reply").unwrap().contains("queued as"), "{report:?}");
+    for user in ["ann", "eve"] {
+        wait_until(user, 20, || postfix.mails(user).len() == 1);
+        let found = &postfix.mails(user)[0];
+        assert!(found.ends_with(&right), "{found}");
+        assert!(found.contains(&format!("Message-ID: <{}@example.com>\n", mail.id)));
+        assert_eq!(found.contains("eve@example.net"), user == "eve", "{found}");
+    }
+
+    let two = json!({"from": "shop@example.com", "to": ["ann@example.net", "nobody@example.net"], "text": "Hello"});
+    let report = send(&email, &command(&two)).await;
+    assert_eq!((class(&report), phase(&report)), ("refused", "rcpt"), "{report:?}");
+    assert!(report.evidence.text("reply").unwrap().starts_with("550 5.1.1"), "{report:?}");
+    assert_eq!(report.evidence.text("recipient"), Some("nobody@example.net"));
+
+    let relayed = json!({"from": "shop@example.com", "to": "ann@example.org", "text": "Hello"});
+    assert_eq!(class(&send(&email, &command(&relayed)).await), "refused");
+
+    let large = json!({"from": "shop@example.com", "to": "ann@example.net", "text": "0123456789\n".repeat(10_000)});
+    let report = send(&email, &command(&large)).await;
+    assert_eq!((class(&report), phase(&report)), ("refused", "mail"), "{report:?}");
+    assert_eq!(report.evidence.text("enhanced"), Some("5.3.4"));
+    assert_eq!(postfix.mails("ann").len(), 1);
 }
