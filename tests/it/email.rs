@@ -1,5 +1,6 @@
 //! The email sender against relays that misbehave: every ending must say exactly what is known.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencepost::effect::{Arm, Command, Effect, Payload, Report, Request};
@@ -247,6 +248,29 @@ async fn h44_a_connection_lost_before_the_body_is_no_verdict() {
     }
 }
 
+/// Goal: what happens between 354 and the end mark is certain, also for a mail that fits into one
+/// packet. Method: the relay ends its part while the attempt is being armed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_gives_up_before_the_end_mark_has_delivered_nothing() {
+    for (data, right) in [
+        ("354 go", "deferred"),
+        ("354 go\r\n421 4.3.2 shutting down", "deferred"),
+        ("354 go\r\n554 5.7.1 changed my mind", "refused"),
+        ("354 go\r\n250 2.0.0 queued", "deferred"),
+    ] {
+        let server = Arc::new(Server::start(Script::new().reply(Stage::Data, data).close_after(Stage::Data)));
+        let email = Email::new(settings(server.port())).unwrap();
+        let closing = Arc::clone(&server);
+        let arm = Arm::recorded_by(move || {
+            let server = Arc::clone(&closing);
+            Box::pin(async move { tokio::task::spawn_blocking(move || server.wait_for_ended(1)).await.is_ok() })
+        });
+        let report = send_armed(&email, &simple(), &arm).await;
+        assert_eq!((class(&report), phase(&report)), (right, "body"), "{data}: {report:?}");
+        assert!(server.mails().is_empty());
+    }
+}
+
 /// Goal: every phase has a deadline of its own. Method: the relay holds its answer at each of them
 /// until the report is in.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -323,7 +347,7 @@ async fn cancel_then_send_returns_554_as_554() {
         let arm = Arm::begun_armed();
         let sending = send_armed(&email, &first, &arm);
         let arrived = tokio::task::spawn_blocking({
-            let server = std::sync::Arc::new(server);
+            let server = Arc::new(server);
             move || {
                 server.wait_for_mails(1);
                 server
