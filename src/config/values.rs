@@ -218,9 +218,6 @@ fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err("a webhook's URL begins with https:// or http://".to_owned());
     }
-    if url.fragment().is_some() {
-        return Err("a webhook's URL has no fragment, since a server never sees it".to_owned());
-    }
     Ok(Endpoint(url))
 }
 
