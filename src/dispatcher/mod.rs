@@ -439,11 +439,10 @@ fn advice(id: &str, settled: &Settled) -> String {
     }
 }
 
-/// A destination as it may be shown: of a URL only scheme, host and port, since path and query can
-/// hold secrets.
+/// A destination as it may be shown.
 fn shown(destination: &str) -> String {
     match url::Url::parse(destination) {
-        Ok(url) if url.has_host() => url.origin().ascii_serialization(),
+        Ok(url) if url.has_host() => crate::redact::url(&url),
         Ok(_) | Err(_) => destination.to_owned(),
     }
 }

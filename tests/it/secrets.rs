@@ -1,6 +1,5 @@
 //! H55: no secret in a log, an evidence, a listing or an error, whatever fails and whatever the log level.
 
-
 use crate::support::daemon::Site;
 use crate::support::http::{Gate, Reply, Server};
 use crate::support::smtp;
@@ -39,8 +38,12 @@ fn h55_no_secret_is_shown_anywhere() {
     let held = gate.clone();
     let slow = Server::start(move |_| Reply::status(200).held_by(&held));
     let failing = Server::start(|_| Reply::status(500).body("echo: s3cr3t-Query"));
-    let moved = Server::start(|_| Reply::status(302).header("Location", "http://elsewhere.example/x?token=s3cr3t-Query"));
-    let login = smtp::Server::start_tls(smtp::Script::new().offer("AUTH PLAIN LOGIN").login("someone", "else"), smtp::TlsMode::Implicit);
+    let moved =
+        Server::start(|_| Reply::status(302).header("Location", "http://elsewhere.example/x?token=s3cr3t-Query"));
+    let login = smtp::Server::start_tls(
+        smtp::Script::new().offer("AUTH PLAIN LOGIN").login("someone", "else"),
+        smtp::TlsMode::Implicit,
+    );
     let port = |server: &Server| server.port();
     let site = Site::new();
     let certificate = site.dir.path().join("ca.pem");
@@ -76,7 +79,11 @@ fn h55_no_secret_is_shown_anywhere() {
          ('host', 'host', 1, 'webhook', 'http://no-such-host.invalid/s3cr3t-Path/h?token=s3cr3t-Query', '{}')",
     );
     site.email("mail", "mail", 1, "main");
-    let environment = [("HOOK_SECRET", "whsec_czNjcjN0LVdoc2VjLWZvci1maXhlZC10ZXN0cw=="), ("SMTP_SECRET", "s3cr3t-Smtp"), ("RUST_LOG", "trace")];
+    let environment = [
+        ("HOOK_SECRET", "whsec_czNjcjN0LVdoc2VjLWZvci1maXhlZC10ZXN0cw=="),
+        ("SMTP_SECRET", "s3cr3t-Smtp"),
+        ("RUST_LOG", "trace"),
+    ];
     for format in [&["-vv"][..], &[]] {
         let daemon = site.run_with(format, &environment);
         daemon.wait_for_log("dispatching");
@@ -97,10 +104,18 @@ fn h55_no_secret_is_shown_anywhere() {
     let evidences: String = {
         let connection = site.connect();
         let mut statement = connection.prepare("SELECT coalesce(evidence, '') FROM outbox_attempt").unwrap();
-        statement.query_map([], |row| row.get::<_, String>(0)).unwrap().map(Result::unwrap).collect::<Vec<_>>().join("\n")
+        statement
+            .query_map([], |row| row.get::<_, String>(0))
+            .unwrap()
+            .map(Result::unwrap)
+            .collect::<Vec<_>>()
+            .join("\n")
     };
     assert_silent("an evidence", &evidences);
-    assert!(evidences.contains("127.0.0.1") && evidences.contains("no-such-host.invalid"), "enough to diagnose: {evidences}");
+    assert!(
+        evidences.contains("127.0.0.1") && evidences.contains("no-such-host.invalid"),
+        "enough to diagnose: {evidences}"
+    );
     for arguments in [
         &["status"][..],
         &["status", "--json"],

@@ -5,7 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use fencepost::config::{Config, redacted_url};
+use fencepost::config::Config;
+use fencepost::redact;
 use serde_json::json;
 
 use crate::Globals;
@@ -68,7 +69,7 @@ fn summary(config: &Config) -> Vec<(&'static str, String)> {
         .as_ref()
         .map_or("not set; --db or FENCEPOST_DB names it".to_owned(), |path| path.display().to_string());
     let webhooks = config.webhooks.iter().map(|(name, destination)| {
-        let url = destination.settings.url.as_ref().map(redacted_url).unwrap_or_default();
+        let url = destination.settings.url.as_ref().map(redact::url).unwrap_or_default();
         let signed = match destination.settings.secrets.len() {
             0 => "unsigned".to_owned(),
             1 => "signed".to_owned(),

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use fencepost::clock::wall_ms;
-use fencepost::config::{Config, redacted_url};
+use fencepost::config::Config;
+use fencepost::redact;
 use fencepost::sqlite::inspect::{
     self, Attempt, Blocked, Detail, Filter, Listed, Load, Refusal, Since, StateWord, Status,
 };
@@ -498,7 +499,7 @@ fn to(command: &Listed) -> String {
 /// The path of a URL can be a secret, as a chat's webhook has it.
 fn shown(destination: &str) -> String {
     match url::Url::parse(destination) {
-        Ok(url) if matches!(url.scheme(), "http" | "https") => redacted_url(&url),
+        Ok(url) if matches!(url.scheme(), "http" | "https") => redact::url(&url),
         _ => destination.to_owned(),
     }
 }

@@ -206,7 +206,11 @@ impl Daemon {
     pub fn wait_for_log(&self, text: &str) {
         let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
         while !self.log().contains(text) {
-            assert!(std::time::Instant::now() < end, "not within 30 s: the log says {text:?}. It says:\n{}", self.log());
+            assert!(
+                std::time::Instant::now() < end,
+                "not within 30 s: the log says {text:?}. It says:\n{}",
+                self.log()
+            );
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
