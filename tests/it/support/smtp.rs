@@ -689,7 +689,7 @@ impl Conversation {
             }
             Dot::Silent => {
                 // The client says nothing more, so this returns when it goes away.
-                self.peer.read(&mut [0])?;
+                self.peer.fill_buf()?;
                 Err(ended())
             }
         }
