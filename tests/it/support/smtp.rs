@@ -227,6 +227,8 @@ pub struct Session {
     pub body_bytes: usize,
     /// Whether it has ended.
     pub ended: bool,
+    /// Whether the client ended it with a TCP reset.
+    pub reset: bool,
 }
 
 impl Session {
@@ -413,8 +415,9 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         log.sessions.push(Session::default());
         let for_thread = Arc::clone(shared);
         log.threads.push(std::thread::spawn(move || {
-            let _ = serve(socket, number, &for_thread);
+            let end = serve(socket, number, &for_thread);
             for_thread.record(|log| {
+                log.sessions[number].reset = end.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset);
                 // The last handle: its end is what the peer sees as the close.
                 log.sockets.remove(&number);
                 log.sessions[number].ended = true;
@@ -686,7 +689,7 @@ impl Conversation {
             }
             Dot::Silent => {
                 // The client says nothing more, so this returns when it goes away.
-                let _ = self.peer.read(&mut [0]);
+                self.peer.fill_buf()?;
                 Err(ended())
             }
         }
