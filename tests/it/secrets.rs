@@ -90,7 +90,7 @@ fn h55_no_secret_is_shown_anywhere() {
         for id in ["tls", "slow", "moved", "failing", "user", "query", "host", "refused", "dns", "mail"] {
             crate::support::wait_until(&format!("{id} was tried or has ended"), 30, || {
                 let status = site.status(id);
-                status.attempt_no > 0 && site.evidence(id) != "" || status.state.starts_with("dead")
+                status.attempt_no > 0 && !site.evidence(id).is_empty() || status.state.starts_with("dead")
             });
         }
         daemon.signal(rustix::process::Signal::TERM);
