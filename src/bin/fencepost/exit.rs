@@ -232,7 +232,7 @@ mod tests {
             (SchemaError::InTransaction.into(), Exit::Bug),
             (ResolveError::NotFound { id: "x".to_owned() }.into(), Exit::Data),
             (ResolveError::Database(sqlite_error(ffi::SQLITE_BUSY)).into(), Exit::TryLater),
-            (ConfigError::Setting { at: None, setting: "x".to_owned(), problem: "y".to_owned() }.into(), Exit::Config),
+            (ConfigError::File { path: "x".into(), source: io::Error::other("y") }.into(), Exit::Config),
             (InvalidToken(0).into(), Exit::Data),
             (sqlite_error(ffi::SQLITE_BUSY).into(), Exit::TryLater),
             (sqlite_error(ffi::SQLITE_CANTOPEN).into(), Exit::Unavailable),

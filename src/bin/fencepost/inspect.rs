@@ -55,7 +55,7 @@ pub(crate) struct ListArgs {
     #[arg(long, value_name = "NAME")]
     destination: Option<String>,
     /// Only what isn't final
-    #[arg(long, conflicts_with_all = ["state", "r#final"])]
+    #[arg(long, conflicts_with_all = ["state", "final"])]
     live: bool,
     /// Only what is final
     #[arg(long, conflicts_with = "state")]
@@ -230,16 +230,14 @@ fn blocked(screen: Screen, status: &Status, now_ms: i64, parts: &mut Vec<String>
         (Tone::of_state(&head.state), cells)
     };
     let rows: Vec<_> = status.blocked.iter().map(row).collect();
-    parts.push(screen.table(&["STATE", "ID", "TO", "SCOPE", "SINCE", ">BEHIND"], &rows));
+    parts.push(screen.table(&["!STATE", "!ID", "TO", "SCOPE", "!SINCE", ">BEHIND"], &rows));
     let more = status.blocked_lanes - i64::try_from(rows.len()).unwrap_or(i64::MAX);
     if more > 0 {
-        parts.push(
-            screen.paint(Tone::Quiet, &format!("… and {more} more: fencepost list --state in_doubt --state parked")),
-        );
+        parts.push(screen.note(&format!("… and {more} more: fencepost list --state in_doubt --state parked")));
     }
     if status.counts.in_doubt > 0 {
         let next = "find out what happened (fencepost show ID), then fencepost resolve ID ANSWER --reason TEXT";
-        parts.push(screen.paint(Tone::Quiet, next));
+        parts.push(screen.note(next));
     }
 }
 
@@ -268,7 +266,7 @@ fn waiting(screen: Screen, loads: &[Load], config: Option<&Config>, now_ms: i64,
 fn unknown_note(kind: &str) -> &'static str {
     match kind {
         "webhook" | "email" => "not in the configuration: waits until it is",
-        _ => "no sender of this name here: ends as invalid unless an application has one",
+        _ => "no sender here: ends as invalid",
     }
 }
 
@@ -298,7 +296,7 @@ fn failing(screen: Screen, status: &Status, now_ms: i64, parts: &mut Vec<String>
         (Tone::Careful, cells)
     };
     let rows: Vec<_> = status.failing.iter().map(row).collect();
-    parts.push(screen.table(&["TRIES", "ID", "TO", "NEXT", "LAST ATTEMPT"], &rows));
+    parts.push(screen.table(&["TRIES", "!ID", "TO", "!NEXT", "LAST ATTEMPT"], &rows));
 }
 
 fn refusals(screen: Screen, refusals: &[Refusal], now_ms: i64, parts: &mut Vec<String>) {
@@ -423,9 +421,11 @@ pub(crate) fn list(args: &ListArgs, globals: &Globals) -> anyhow::Result<()> {
     }
     let now_ms = wall_ms();
     let rows: Vec<_> = commands.iter().map(|command| list_row(command, now_ms)).collect();
-    screen.print(&screen.table(&["STATE", "ID", "TO", "SCOPE", ">SEQ", ">TOKEN", ">TRIES", "AGE", "NEXT"], &rows))?;
+    screen.print(
+        &screen.table(&["!STATE", "!ID", "TO", "SCOPE", "?>SEQ", "?>TOKEN", "?>TRIES", "?!AGE", "!NEXT"], &rows),
+    )?;
     if more {
-        screen.print(&screen.paint(Tone::Quiet, "… and more; --limit N shows them"))?;
+        screen.print(&screen.note("… and more; --limit N shows them"))?;
     }
     Ok(())
 }
@@ -550,14 +550,18 @@ fn detail_text(
     let mut parts = vec![screen.block(&facts)];
     if !detail.attempts.is_empty() {
         parts.push(screen.heading("Attempts"));
-        parts.extend(detail.attempts.iter().map(|attempt| attempt_text(screen, attempt, now_ms)));
+        let numbers: Vec<String> = detail.attempts.iter().map(|attempt| attempt.attempt_no.to_string()).collect();
+        let texts = detail.attempts.iter().map(|attempt| attempt_text(screen, attempt, now_ms));
+        let pairs: Vec<(&str, String)> = numbers.iter().map(String::as_str).zip(texts).collect();
+        parts.push(screen.block(&pairs));
     }
     if !detail.audit.is_empty() {
         parts.push(screen.heading("Operators"));
         parts.extend(detail.audit.iter().map(|entry| {
             let who = clean(&entry.who);
             let answer = audit_answer(entry.after.as_deref());
-            format!("{}  {} {}{answer}: {}", moment(entry.at_ms, now_ms), who, clean(&entry.verb), clean(&entry.reason))
+            let (verb, reason) = (clean(&entry.verb), clean(&entry.reason));
+            format!("{}\n   {who}: {verb}{answer}, because: {reason}", moment(entry.at_ms, now_ms))
         }));
     }
     if let Some(payload) = payload {
@@ -644,8 +648,8 @@ fn position(detail: &Detail, now_ms: i64) -> Option<String> {
     let ahead = detail.ahead?;
     let Some(head) = &detail.head else { return Some("it is the head of its lane".to_owned()) };
     let others = if ahead == 1 { "1 command goes".to_owned() } else { format!("{ahead} commands go") };
-    let since = relative(head.updated_ms, now_ms);
-    Some(format!("{others} before it; the head is {}, {} since {since}", clean(&head.id), clean(&head.state)))
+    let since = span(now_ms.saturating_sub(head.updated_ms));
+    Some(format!("{others} before it; the head is {}, {} for {since}", clean(&head.id), clean(&head.state)))
 }
 
 /// What may be done with a command, by where it stands.
@@ -691,8 +695,7 @@ fn dead_now(command: &Listed) -> String {
 
 fn attempt_text(screen: Screen, attempt: &Attempt, now_ms: i64) -> String {
     let begun = moment(attempt.begun_ms, now_ms);
-    let head =
-        format!("{}  {begun}, epoch {}, on_unknown {}", attempt.attempt_no, attempt.epoch, clean(&attempt.on_unknown));
+    let head = format!("{begun}, epoch {}, on_unknown {}", attempt.epoch, clean(&attempt.on_unknown));
     let after = |at_ms: i64| span(at_ms.saturating_sub(attempt.begun_ms));
     let armed = match attempt.armed_ms {
         Some(at_ms) => format!("armed after {}", after(at_ms)),
@@ -709,8 +712,8 @@ fn attempt_text(screen: Screen, attempt: &Attempt, now_ms: i64) -> String {
         }
         (_, _) => "open".to_owned(),
     };
-    let evidence: String = evidence(attempt).iter().map(|(name, value)| format!("\n   {name}: {value}")).collect();
-    format!("{head}\n   {armed}, {ended}{evidence}")
+    let evidence: String = evidence(attempt).iter().map(|(name, value)| format!("\n{name}: {value}")).collect();
+    format!("{head}\n{armed}, {ended}{evidence}")
 }
 
 /// What was seen, the phase first.

@@ -254,10 +254,10 @@ fn print_backlog(screen: Screen, backlog: &[Waiting]) -> anyhow::Result<()> {
     }
     let rows: Vec<_> = backlog.iter().take(BACKLOG_ROWS_MAX).map(backlog_row).collect();
     screen.print("")?;
-    screen.print(&screen.table(&["STATE", ">SEQ", ">TOKEN", "ID", "TO", "LANE", "KEY"], &rows))?;
+    screen.print(&screen.table(&["!STATE", ">SEQ", ">TOKEN", "!ID", "TO", "?LANE", "?KEY"], &rows))?;
     let more = backlog.len().saturating_sub(BACKLOG_ROWS_MAX);
     if more > 0 {
-        screen.print(&screen.paint(Tone::Quiet, &format!("… and {more} more")))?;
+        screen.print(&screen.note(&format!("… and {more} more")))?;
     }
     Ok(())
 }
@@ -312,9 +312,9 @@ fn show(args: &Show, globals: &Globals) -> anyhow::Result<()> {
         return Ok(());
     }
     let rows: Vec<_> = scopes.iter().map(|scope| scope_row(scope, now_ms)).collect();
-    screen.print(&screen.table(&["LEASE", "SCOPE", ">TOKEN", "HOLDER", "SOURCE", "UNTIL"], &rows))?;
+    screen.print(&screen.table(&["!LEASE", "SCOPE", ">TOKEN", "!HOLDER", "?SOURCE", "!UNTIL"], &rows))?;
     if more {
-        screen.print(&screen.paint(Tone::Quiet, "… and more; --limit N shows them, --scope S one"))?;
+        screen.print(&screen.note("… and more; --limit N shows them, --scope S one"))?;
     }
     Ok(())
 }

@@ -9,13 +9,21 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table};
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde_json::Value;
 
+const ESCAPE: char = '\u{1b}';
+
 const WIDTHS: std::ops::RangeInclusive<u16> = 40..=200;
+
+/// From here on a terminal has room for every column.
+const WIDE: u16 = 100;
+
+/// What a name in the head of a table can begin with.
+const MARKS: [char; 3] = ['>', '!', '?'];
 
 /// How long work may take before it shows that it is going on.
 const PROGRESS_AFTER: Duration = Duration::from_millis(400);
@@ -126,20 +134,29 @@ impl Screen {
     }
 
     /// Rows under a head; a narrow terminal breaks long cells. The first column has the row's tone.
+    ///
+    /// A name of the head can begin with marks: `>` right-aligned, `!` never broken, `?` left out where
+    /// there is no room for everything.
     pub(crate) fn table(self, head: &[&str], rows: &[(Tone, Vec<String>)]) -> String {
+        let narrow = self.width.is_some_and(|width| width < WIDE);
+        let kept: Vec<usize> = (0..head.len()).filter(|at| !(narrow && marks(head, *at).contains('?'))).collect();
         let mut table = Table::new();
-        table.load_style(NOTHING).set_header(head.iter().map(|name| name.trim_start_matches('>')));
+        table.load_style(NOTHING);
         match self.width {
             Some(width) => table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width),
             None => table.set_content_arrangement(ContentArrangement::Disabled),
         };
+        table.set_header(kept.iter().filter_map(|at| head.get(*at)).map(|name| name.trim_start_matches(MARKS)));
         for (_, row) in rows {
-            table.add_row(row.iter().map(|cell| clean(cell)));
+            table.add_row(kept.iter().filter_map(|at| row.get(*at)).map(|cell| clean(cell)));
         }
-        for (column, name) in table.column_iter_mut().zip(head) {
+        for (column, at) in table.column_iter_mut().zip(&kept) {
             column.set_padding((0, 2));
-            if name.starts_with('>') {
+            if marks(head, *at).contains('>') {
                 column.set_cell_alignment(CellAlignment::Right);
+            }
+            if marks(head, *at).contains('!') {
+                column.set_constraint(ColumnConstraint::ContentWidth);
             }
         }
         let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
@@ -181,9 +198,20 @@ impl Screen {
         lines.collect::<Vec<_>>().join("\n")
     }
 
+    /// An aside, broken to fit.
+    pub(crate) fn note(self, text: &str) -> String {
+        let lines = wrap(text, self.width.map_or(usize::MAX, usize::from));
+        lines.iter().map(|line| self.paint(Tone::Quiet, line)).collect::<Vec<_>>().join("\n")
+    }
+
     pub(crate) fn heading(self, text: &str) -> String {
         format!("\n{}", self.paint(Tone::Strong, text))
     }
+}
+
+fn marks<'a>(head: &[&'a str], at: usize) -> &'a str {
+    let name = head.get(at).copied().unwrap_or_default();
+    name.strip_suffix(name.trim_start_matches(MARKS)).unwrap_or_default()
 }
 
 /// Something that stops to be shown when it is dropped.
@@ -196,15 +224,15 @@ impl Drop for Progress {
     }
 }
 
-/// Breaks at blanks, and nowhere else: an id or a command to copy stays whole.
+/// Breaks at blanks, and nowhere else: an id or a command to copy stays whole, and so does what is
+/// painted.
 fn wrap(line: &str, room: usize) -> Vec<String> {
-    // Painted text has no blanks to break at that would fall into a colour code.
     let mut lines = vec![String::new()];
-    for word in line.split(' ') {
+    for word in words(line) {
         let current = lines.last_mut().expect("there is always a line");
         if current.is_empty() {
             current.push_str(word);
-        } else if current.chars().count() + 1 + word.chars().count() <= room {
+        } else if visible(current) + 1 + visible(word) <= room {
             current.push(' ');
             current.push_str(word);
         } else {
@@ -212,6 +240,28 @@ fn wrap(line: &str, room: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+/// The pieces between the blanks that aren't painted.
+fn words(line: &str) -> Vec<&str> {
+    let mut painted = false;
+    line.split(|c: char| {
+        // A painted text begins with ESC and ends with another one; nothing else holds an ESC.
+        painted ^= c == ESCAPE;
+        c == ' ' && !painted
+    })
+    .collect()
+}
+
+/// How many characters are seen.
+fn visible(text: &str) -> usize {
+    let mut in_code = false;
+    let seen = |c: &char| {
+        let code = in_code || *c == ESCAPE;
+        in_code = code && *c != 'm';
+        !code
+    };
+    text.chars().filter(seen).count()
 }
 
 fn columns() -> Option<u16> {
@@ -364,6 +414,15 @@ mod tests {
     #[test]
     fn the_database_can_not_talk_to_the_terminal() {
         assert_eq!(clean("a\x1b[31mb\r\n\u{9b}2J\u{202e}c"), "a\u{fffd}[31mb\u{fffd}\u{fffd}\u{fffd}2J\u{fffd}c");
+    }
+
+    #[test]
+    fn lines_break_at_blanks_that_are_not_painted() {
+        let screen = Screen { json: false, color: true, width: Some(40) };
+        let text = format!("aa {} dd", screen.paint(Tone::Bad, "bb cc"));
+        assert_eq!(wrap(&text, 8), ["aa \u{1b}[31mbb cc\u{1b}[0m", "dd"]);
+        assert_eq!(wrap(&text, 7), ["aa", "\u{1b}[31mbb cc\u{1b}[0m", "dd"]);
+        assert_eq!(wrap("far-too-long b", 3), ["far-too-long", "b"]);
     }
 
     #[test]
