@@ -306,7 +306,11 @@ pub fn next(command: &CommandFacts, event: Event, place: &Place) -> Result<Comma
             Outcome::Deferred => Ok(deferred(command, fault, retry_after_ms, place)),
             Outcome::Refused => dead(Reason::Refused),
         },
-        (State::Sending { .. }, Event::Stopped) => {
+        // Begun armed and not yet connected is certain too; armed later is not.
+        (
+            State::Sending { armed: false, .. } | State::Sending { on_unknown: OnUnknown::Resend, .. },
+            Event::Stopped,
+        ) => {
             let tries = command.tries.saturating_sub(1);
             Ok(back(&CommandFacts { tries, due_ms: place.now_ms, ..*command }, place))
         }

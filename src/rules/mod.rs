@@ -10,6 +10,8 @@ mod command;
 mod dispatch;
 mod names;
 mod retry;
+#[cfg(test)]
+mod tests;
 
 pub use admission::{
     Admitted, Code, LEASE, LeaseRequest, MAX_JUMP_DEFAULT, OnTakeover, Request, ScopeFacts, ScopePolicy, TTL_MS_MAX,

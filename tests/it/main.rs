@@ -8,6 +8,7 @@
 mod support;
 
 mod bypass;
+mod cases;
 mod cli;
 mod compose;
 mod config;

@@ -122,6 +122,14 @@ impl Site {
         self.status(id)
     }
 
+    /// Waits until the first attempt has ended with this state.
+    pub fn wait_for_first_attempt(&self, id: &str, state: &str) {
+        wait_until(&format!("the first attempt of {id} ended as {state}"), 30, || {
+            let status = self.status(id);
+            status.attempt_no > 0 && status.state == state
+        });
+    }
+
     /// One value of one row.
     pub fn value<T: rusqlite::types::FromSql>(&self, query: &str) -> T {
         self.connect().query_row(query, [], |row| row.get(0)).unwrap()
