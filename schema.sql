@@ -403,8 +403,8 @@ END;
 
 CREATE VIEW outbox_renew(scope, token, holder, ttl_ms) AS SELECT scope, watermark, holder, until_ms - granted_ms FROM outbox_scope WHERE 0;
 CREATE TRIGGER outbox_renew_do INSTEAD OF INSERT ON outbox_renew BEGIN
-  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE NEW.ttl_ms IS NULL
-    OR NOT (typeof(NEW.ttl_ms) = 'integer' OR (typeof(NEW.ttl_ms) = 'real' AND NEW.ttl_ms = CAST(NEW.ttl_ms AS INTEGER)))
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE
+    NOT (typeof(NEW.ttl_ms) = 'integer' OR (typeof(NEW.ttl_ms) = 'real' AND NEW.ttl_ms = CAST(NEW.ttl_ms AS INTEGER)))
     OR NEW.ttl_ms NOT BETWEEN 1 AND 2678400000;
   INSERT INTO outbox_tenure(scope, token, holder) VALUES (NEW.scope, NEW.token, NEW.holder);
   UPDATE outbox_scope SET granted_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),

@@ -23,6 +23,7 @@ pub struct Suite {
 /// One statement and what it must answer.
 pub struct Attempt {
     answer: String,
+    first: Vec<String>,
     pub sql: String,
 }
 
@@ -33,19 +34,35 @@ pub enum Around {
     Savepoint,
 }
 
+/// The whole suite.
 pub fn suite() -> Suite {
+    filled(|_, texts| texts)
+}
+
+/// The suite with two or three texts for each placeholder that multiplies the attempts.
+pub fn brief_suite() -> Suite {
+    let few = |hole: &str, texts: Vec<String>| match hole {
+        "or" => ["", "OR IGNORE", "OR REPLACE"].map(str::to_owned).to_vec(),
+        "rowid" | "upsert" => [texts.first(), texts.last()].into_iter().flatten().cloned().collect(),
+        _ => texts,
+    };
+    filled(few)
+}
+
+fn filled(choose: impl Fn(&str, Vec<String>) -> Vec<String>) -> Suite {
     let data: serde_json::Value = serde_json::from_str(include_str!("../data/bypass.json")).unwrap();
-    let texts = |name: &str| texts(&data[name]);
-    let pairs = |name: &str| data[name].as_array().unwrap().iter().map(|pair| pair_of(&self::texts(pair))).collect();
-    let templates: Vec<(String, String)> = pairs("attempts");
+    let fillings =
+        ["or", "rowid", "upsert", "bad"].map(|hole| (format!("{{{hole}}}"), choose(hole, texts(&data[hole]))));
     let mut attempts = Vec::new();
-    for (answer, template) in templates {
-        let fillings = ["{or}", "{rowid}", "{upsert}"].map(|hole| (hole, texts(hole.trim_matches(['{', '}']))));
-        for sql in fillings.iter().fold(vec![template], |sqls, (hole, all)| fill(&sqls, hole, all)) {
-            attempts.push(Attempt { answer: answer.clone(), sql });
+    for attempt in data["attempts"].as_array().unwrap() {
+        let attempt = texts(attempt);
+        let [answer, first @ .., template] = &attempt[..] else { panic!("{attempt:?}") };
+        for sql in fillings.iter().fold(vec![template.clone()], |sqls, (hole, all)| fill(&sqls, hole, all)) {
+            attempts.push(Attempt { answer: answer.clone(), first: first.to_vec(), sql });
         }
     }
-    Suite { setup: texts("setup"), attempts, before: texts("before"), invariants: pairs("invariants") }
+    let invariants = data["invariants"].as_array().unwrap().iter().map(|pair| pair_of(&texts(pair))).collect();
+    Suite { setup: texts(&data["setup"]), attempts, before: texts(&data["before"]), invariants }
 }
 
 fn texts(list: &serde_json::Value) -> Vec<String> {
@@ -99,8 +116,15 @@ impl<'a> Bench<'a> {
         self.connection = Connection::open(file("copy.db"))?;
         let recursive = if self.recursive { "ON" } else { "OFF" };
         self.connection.execute_batch(&format!("PRAGMA synchronous = OFF; PRAGMA recursive_triggers = {recursive}"))?;
+        self.remember()
+    }
+
+    fn remember(&self) -> rusqlite::Result<()> {
         for table in &self.suite.before {
-            self.connection.execute_batch(&format!("CREATE TEMP TABLE was_{table} AS SELECT * FROM {table}"))?;
+            let sql = format!(
+                "DROP TABLE IF EXISTS temp.was_{table}; CREATE TEMP TABLE was_{table} AS SELECT * FROM {table}"
+            );
+            self.connection.execute_batch(&sql)?;
         }
         Ok(())
     }
@@ -108,6 +132,14 @@ impl<'a> Bench<'a> {
     /// Tries one statement and returns everything that went wrong.
     pub fn attempt(&mut self, attempt: &Attempt, around: Around) -> Vec<String> {
         let mut wrong = Vec::new();
+        for sql in &attempt.first {
+            if let Err(error) = send(&self.connection, sql) {
+                wrong.push(format!("{error} from {sql}, before"));
+            }
+        }
+        if !attempt.first.is_empty() {
+            self.remember().unwrap();
+        }
         let commands = self.count("SELECT count(*) FROM outbox");
         let begin = match around {
             Around::Nothing => "",
@@ -139,14 +171,15 @@ impl<'a> Bench<'a> {
         }
         self.connection.execute_batch("DELETE FROM orders").unwrap();
         let dump = self.dump_of();
-        if dump.as_ref() != Ok(&self.dump) {
+        if !attempt.first.is_empty() || dump.as_ref() != Ok(&self.dump) {
             wrong.extend(self.breaches());
             self.renew().unwrap();
         }
         wrong.iter().map(|what| format!("{what}: {}", attempt.sql)).collect()
     }
 
-    fn breaches(&self) -> Vec<String> {
+    /// The invariants that don't hold now.
+    pub fn breaches(&self) -> Vec<String> {
         let mut found = Vec::new();
         for (name, sql) in &self.suite.invariants {
             let mut statement = self.connection.prepare(sql).unwrap();
@@ -206,11 +239,9 @@ fn is_workers(sql: &str) -> bool {
 }
 
 /// Tries everything and fails with a list of what went wrong.
-fn check(around: Around, recursive: bool) {
-    let suite = suite();
-    assert!(suite.attempts.len() > 2000, "only {} attempts", suite.attempts.len());
-    let mut bench = Bench::new(&suite, CONTRACT, recursive).unwrap();
-    let mut wrong = Vec::new();
+fn check(suite: &Suite, around: Around, recursive: bool) {
+    let mut bench = Bench::new(suite, CONTRACT, recursive).unwrap();
+    let mut wrong = bench.breaches();
     for attempt in &suite.attempts {
         wrong.extend(bench.attempt(attempt, around));
     }
@@ -219,20 +250,22 @@ fn check(around: Around, recursive: bool) {
 
 #[test]
 fn h60_h61_no_statement_gets_round_the_fence() {
-    check(Around::Nothing, false);
+    let suite = suite();
+    assert!(suite.attempts.len() > 3500, "only {} attempts", suite.attempts.len());
+    check(&suite, Around::Nothing, false);
 }
 
 #[test]
 fn h60_h61_nor_with_recursive_triggers() {
-    check(Around::Nothing, true);
+    check(&brief_suite(), Around::Nothing, true);
 }
 
 #[test]
 fn h60_h61_nor_in_a_transaction_after_a_business_row() {
-    check(Around::Transaction, false);
+    check(&brief_suite(), Around::Transaction, false);
 }
 
 #[test]
 fn h60_h61_nor_inside_a_savepoint() {
-    check(Around::Savepoint, true);
+    check(&brief_suite(), Around::Savepoint, true);
 }
