@@ -403,8 +403,8 @@ END;
 
 CREATE VIEW outbox_renew(scope, token, holder, ttl_ms) AS SELECT scope, watermark, holder, until_ms - granted_ms FROM outbox_scope WHERE 0;
 CREATE TRIGGER outbox_renew_do INSTEAD OF INSERT ON outbox_renew BEGIN
-  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE NEW.ttl_ms IS NULL
-    OR NOT (typeof(NEW.ttl_ms) = 'integer' OR (typeof(NEW.ttl_ms) = 'real' AND NEW.ttl_ms = CAST(NEW.ttl_ms AS INTEGER)))
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE
+    NOT (typeof(NEW.ttl_ms) = 'integer' OR (typeof(NEW.ttl_ms) = 'real' AND NEW.ttl_ms = CAST(NEW.ttl_ms AS INTEGER)))
     OR NEW.ttl_ms NOT BETWEEN 1 AND 2678400000;
   INSERT INTO outbox_tenure(scope, token, holder) VALUES (NEW.scope, NEW.token, NEW.holder);
   UPDATE outbox_scope SET granted_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
@@ -469,15 +469,17 @@ CREATE TRIGGER outbox_state_new BEFORE INSERT ON outbox_state WHEN EXISTS (SELEC
     OR (NEW.minted_id IS NOT NULL AND EXISTS (SELECT 1 FROM outbox_state WHERE minted_id = NEW.minted_id))
     OR NOT EXISTS (SELECT 1 FROM outbox WHERE n = NEW.n)
 BEGIN SELECT RAISE(ABORT, 'FP005 id exists with other content'); END;
-CREATE TRIGGER outbox_state_same BEFORE UPDATE ON outbox_state WHEN NOT (NEW.n IS OLD.n AND NEW.scope IS OLD.scope AND NEW.lane IS OLD.lane
+-- A NULL must not pass: under OR REPLACE it becomes the column's default, and under OR IGNORE nothing at all.
+CREATE TRIGGER outbox_state_same BEFORE UPDATE ON outbox_state WHEN (NEW.n IS OLD.n AND NEW.scope IS OLD.scope AND NEW.lane IS OLD.lane
     AND NEW.seq IS OLD.seq AND NEW.era IS OLD.era AND NEW.token IS OLD.token AND NEW.minted_id IS OLD.minted_id
     AND NEW.inserted_ms IS OLD.inserted_ms AND (NEW.key IS NULL OR NEW.key IS OLD.key)
-    AND NEW.state IN ('pending', 'sending', 'in_doubt', 'parked', 'delivered', 'dead') AND NEW.effect IN ('none', 'possible', 'done'))
+    AND NEW.state IN ('pending', 'sending', 'in_doubt', 'parked', 'delivered', 'dead') AND NEW.effect IN ('none', 'possible', 'done')) IS NOT TRUE
 BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
 CREATE TRIGGER outbox_state_final BEFORE UPDATE ON outbox_state WHEN OLD.state IN ('delivered', 'dead')
     AND NOT (NEW.state IS OLD.state AND NEW.reason IS OLD.reason AND NEW.effect IS OLD.effect AND NEW.key IS OLD.key)
 BEGIN SELECT RAISE(ABORT, 'FP011 command is final'); END;
-CREATE TRIGGER outbox_state_rise BEFORE UPDATE ON outbox_state WHEN NEW.attempt_no < OLD.attempt_no
+CREATE TRIGGER outbox_state_rise BEFORE UPDATE ON outbox_state WHEN NEW.attempt_no IS NULL OR NEW.attempt_no < OLD.attempt_no
+    OR NEW.tries IS NULL OR NEW.fresh_no IS NULL OR NEW.found_open IS NULL OR NEW.found_row IS NULL OR NEW.found_epoch IS NULL
     OR (OLD.effect = 'done' AND NEW.effect IS NOT 'done') OR (OLD.effect = 'possible' AND NEW.effect IS 'none')
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 -- A key is given back only where the effect certainly did not happen and the command will not be sent.
@@ -489,8 +491,11 @@ CREATE TRIGGER outbox_state_keep BEFORE DELETE ON outbox_state BEGIN SELECT RAIS
 CREATE TRIGGER outbox_scope_new BEFORE INSERT ON outbox_scope WHEN EXISTS (SELECT 1 FROM outbox_scope WHERE scope = NEW.scope)
     OR NEW.next_seq IS NOT 1 OR NEW.era IS NOT 0
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+-- next_seq rises only over a number that was given, and a new era names its source.
 CREATE TRIGGER outbox_scope_rise BEFORE UPDATE ON outbox_scope WHEN NEW.scope IS NOT OLD.scope OR NEW.watermark IS NULL OR NEW.next_seq IS NULL
-    OR NEW.era IS NULL OR NEW.era < OLD.era OR (NEW.watermark < OLD.watermark AND NEW.era = OLD.era) OR NEW.next_seq NOT IN (OLD.next_seq, OLD.next_seq + 1)
+    OR NEW.era IS NULL OR NEW.era NOT IN (OLD.era, OLD.era + 1) OR (NEW.watermark < OLD.watermark AND NEW.era = OLD.era)
+    OR (NEW.era > OLD.era AND NEW.source IS NULL) OR NEW.next_seq NOT IN (OLD.next_seq, OLD.next_seq + 1)
+    OR (NEW.next_seq > OLD.next_seq AND NOT EXISTS (SELECT 1 FROM outbox_state WHERE scope = OLD.scope AND seq = OLD.next_seq))
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_scope_bound BEFORE UPDATE ON outbox_scope WHEN OLD.holder IS NOT NULL AND NEW.holder IS NOT OLD.holder
     AND NEW.watermark IS OLD.watermark AND NEW.era IS OLD.era

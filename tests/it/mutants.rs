@@ -1,1 +1,181 @@
+//! Negative controls of the contract: each guard is taken away, and the suite of ways round the fence
+//! must notice. A guard that nothing misses is either useless or untested.
+//!
+//! First every trigger is dropped whole. Then every single condition of every trigger is switched off,
+//! one at a time, found by its shape in `schema.sql`. What another guard covers is listed by hand with
+//! the guard that covers it; the list may hold nothing that is noticed after all.
 
+use crate::bypass::{Around, Attempt, Bench, Suite, brief_suite};
+use fencepost::sqlite::{CONTRACT, contract_objects};
+use regex::Regex;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A contract with one guard less.
+struct Mutant {
+    name: String,
+    contract: String,
+    /// What its guard speaks of: attempts with these words are tried first.
+    words: Vec<String>,
+}
+
+/// Mutants that nothing notices: the text that is changed, what covers for it, and that cover taken away
+/// too, after which it must be noticed. Without a third text nothing covers: the condition only saves
+/// work, and the result is the same without it.
+const COVERED: [(&str, &str, Option<(&str, &str)>); 4] = [
+    (
+        "outbox_admit: NEW.scope IS NULL -> 0",
+        "outbox_claim_do checks the type",
+        Some(("typeof(NEW.scope) <> 'text' OR typeof(NEW.holder) NOT", "typeof(NEW.holder) NOT")),
+    ),
+    (
+        "outbox_admit: NEW.token IS NULL -> 0",
+        "outbox_claim_do checks the type",
+        Some(("NOT (typeof(NEW.token) = 'integer'", "NOT (NEW.token IS NULL OR typeof(NEW.token) = 'integer'")),
+    ),
+    ("outbox_lane_leave: NEW.state IN ('delivered', 'dead') -> 1", "the head is found again, and it is the same", None),
+    (
+        "outbox_lane_wait: NEW.state IN ('pending', 'sending', 'in_doubt', 'parked') -> 1",
+        "outbox_lane_leave writes the lane of an ended head, or has written it",
+        None,
+    ),
+];
+
+#[test]
+fn every_trigger_is_needed() {
+    let triggers = contract_objects().unwrap().into_iter().filter(|object| object.kind == "trigger");
+    let mutants = triggers.map(|trigger| Mutant {
+        contract: format!("{CONTRACT}\nDROP TRIGGER {};", trigger.name),
+        words: vec![trigger.table.clone()],
+        name: trigger.name,
+    });
+    check(mutants.collect());
+}
+
+#[test]
+fn every_condition_is_needed() {
+    let mutants = conditions();
+    assert!(mutants.len() > 150, "only {} conditions", mutants.len());
+    check(mutants);
+}
+
+#[test]
+fn what_is_covered_is_needed_once_its_cover_is_gone() {
+    let suite = brief_suite();
+    let mutants = conditions();
+    for (name, cover, without) in COVERED {
+        let mutant = mutants.iter().find(|mutant| mutant.name == name);
+        let mutant = mutant.unwrap_or_else(|| panic!("no such condition any more: {name}"));
+        let Some((text, off)) = without else { continue };
+        assert!(mutant.contract.contains(text), "no such cover any more: {text}");
+        let contract = mutant.contract.replacen(text, off, 1);
+        let both = Mutant { name: name.to_owned(), contract, words: mutant.words.clone() };
+        assert!(is_noticed(&suite, &both), "unnoticed even without its cover ({cover}): {name}");
+    }
+}
+
+/// Each condition of a trigger, by its shape, switched off where it stands.
+fn conditions() -> Vec<Mutant> {
+    let shapes = [
+        (r"NEW\.(\w+) IS OLD\.\w+", "1"),
+        (r"NEW\.(\w+) IS NOT OLD\.\w+", "0"),
+        (r"NEW\.(\w+) IS NOT \d", "0"),
+        (r"NEW\.(\w+) [<>] OLD\.\w+", "0"),
+        (r"NEW\.(\w+) IS NULL", "0"),
+        (r"NEW\.(\w+) (?:NOT )?IN \([^()]*\)", "X"),
+        (r"NEW\.(\w+) NOT BETWEEN \d+ AND \d+", "0"),
+        (r"NEW\.(\w+) (?:<|>|<>|=) (?:'\w*'|\d+)", "X"),
+        (r"typeof\(NEW\.(\w+)\) <> '\w+'", "0"),
+        (r"typeof\(NEW\.(\w+)\) NOT IN \([^()]*\)", "0"),
+        (r"length\(CAST\(NEW\.(\w+) AS BLOB\)\) (?:NOT BETWEEN \d+ AND|>) \d+", "0"),
+        (r"NEW\.(\w+) GLOB '[^']*'", "0"),
+        (r"instr\(CAST\((?:[^()]|\([^()]*\))*AS BLOB\), x'00'\)", "0"),
+        (r"(?:\b\w+(?:\.\w+)? \|\| |coalesce\([^()]*\)(?: \|\| )?|NEW\.\w+(?: \|\| )?)+ GLOB CAST\([^()]*\)", "0"),
+        (r"(?:OR|AND) (?:NOT )?(EXISTS) \((?:[^()]|\([^()]*\))*\)", ""),
+        (r"WHEN ([^\n]*?) THEN RAISE", "WHEN 0 THEN RAISE"),
+        (r"s\.source = '(lease)' OR ", ""),
+        (r"(?:x\.lane|o\.kind|o\.destination|o\.scope) = (?:NEW\.(\w+)|coalesce\(NEW\.\w+, ''\))", "1"),
+        (r"CAST\(coalesce\(o\.(payload)[^\n]*? = CAST\(coalesce\(NEW\.payload, NEW\.payload_bytes\) AS BLOB\)", "1"),
+        (r"AND CASE WHEN trim\(o\.(headers)[^\n]*\n\s*IS CASE WHEN trim\(NEW\.headers[^\n]*? END", ""),
+        (r"\(NEW\.(key) IS NULL OR x\.key IS NEW\.key\)", "1"),
+        (r"x\.(scope) = NEW\.scope AND NOT \(x", "NOT (x"),
+        (r"NOT \(x\.(state) = 'dead'[^()]*\([^()]*\)[^()]*\)", "1"),
+        (r"coalesce\(holder, NEW\.(holder)\)", "holder"),
+        (r"coalesce\(holder, NEW\.(holder)\)", "NEW.holder"),
+        (r"coalesce\(source, NEW\.(source)\)", "source"),
+        (r"coalesce\(source, NEW\.(source)\)", "NEW.source"),
+        (r"coalesce\(s\.require_seal, p\.(require_seal)\)", "s.require_seal"),
+        (r"coalesce\(s\.require_seal, p\.(require_seal)\)", "p.require_seal"),
+        (r"coalesce\(s\.max_jump, p\.(max_jump)\)", "s.max_jump"),
+        (r"coalesce\(s\.max_jump, p\.(max_jump)\)", "p.max_jump"),
+        (r"s\.(watermark) > 0 AND ", ""),
+    ];
+    let triggers = CONTRACT.find("CREATE TRIGGER").unwrap();
+    let mut mutants = Vec::new();
+    for (shape, off) in shapes {
+        for found in Regex::new(shape).unwrap().captures_iter(CONTRACT) {
+            let whole = found.get(0).unwrap();
+            if whole.start() < triggers || is_comment(whole.start()) {
+                continue;
+            }
+            for off in if off == "X" { vec!["0", "1"] } else { vec![off] } {
+                let contract = format!("{}{off}{}", &CONTRACT[..whole.start()], &CONTRACT[whole.end()..]);
+                let trigger = trigger_at(whole.start());
+                let name = format!("{trigger}: {} -> {off}", whole.as_str());
+                let table = Regex::new(r"_[a-z]+$").unwrap().replace(trigger, "").into_owned();
+                let column = found.get(1).map(|column| column.as_str().to_owned());
+                mutants.push(Mutant { name, contract, words: std::iter::once(table).chain(column).collect() });
+            }
+        }
+    }
+    mutants
+}
+
+fn is_comment(at: usize) -> bool {
+    let line = CONTRACT[..at].rfind('\n').map_or(0, |end| end + 1);
+    CONTRACT[line..at].contains("--")
+}
+
+fn trigger_at(at: usize) -> &'static str {
+    let start = CONTRACT[..at].rfind("CREATE TRIGGER ").unwrap() + "CREATE TRIGGER ".len();
+    CONTRACT[start..].split_whitespace().next().unwrap()
+}
+
+/// Fails with the names of the mutants that nothing noticed and nothing covers.
+fn check(mutants: Vec<Mutant>) {
+    let suite = brief_suite();
+    let next = AtomicUsize::new(0);
+    let unnoticed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(mutant) = mutants.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if !is_noticed(&suite, mutant) {
+                        unnoticed.lock().unwrap().push(mutant.name.clone());
+                    }
+                }
+            });
+        }
+    });
+    let mut unnoticed = unnoticed.into_inner().unwrap();
+    unnoticed.sort();
+    let uncovered: Vec<_> =
+        unnoticed.iter().filter(|name| !COVERED.iter().any(|covered| covered.0 == **name)).collect();
+    assert!(uncovered.is_empty(), "{} of {} unnoticed:\n{}", uncovered.len(), mutants.len(), join(&uncovered));
+}
+
+fn join(names: &[&String]) -> String {
+    names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join("\n")
+}
+
+/// A contract that can't even make the setup is noticed too.
+fn is_noticed(suite: &Suite, mutant: &Mutant) -> bool {
+    let Ok(mut bench) = Bench::new(suite, &mutant.contract, false) else { return true };
+    if !bench.breaches().is_empty() {
+        return true;
+    }
+    let mut attempts: Vec<&Attempt> = suite.attempts.iter().collect();
+    let hits = |attempt: &&Attempt| mutant.words.iter().filter(|word| attempt.sql.contains(word.as_str())).count();
+    attempts.sort_by_key(|attempt| std::cmp::Reverse(hits(attempt)));
+    attempts.into_iter().any(|attempt| !bench.attempt(attempt, Around::Nothing).is_empty())
+}

@@ -2,7 +2,7 @@
 
 use fencepost::rules::{Code, FencingToken};
 use fencepost::sqlite::{
-    self, Enqueued, Fenced, Held, NewCommand, WorkerError, acquire, enqueue, fence, new_holder, release, renew, seal,
+    self, Enqueued, Held, NewCommand, WorkerError, acquire, enqueue, fence, new_holder, release, renew, seal,
 };
 use rusqlite::{Connection, TransactionBehavior};
 use std::path::Path;
