@@ -21,6 +21,7 @@ mod sink;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 
 use output::{ColorChoice, Screen};
@@ -50,10 +51,10 @@ const EXIT_CODES: &str = "Exit codes:
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Globals {
     /// The application's database file; goes before [database] path of the configuration
-    #[arg(long, global = true, value_name = "PATH", env = "FENCEPOST_DB", hide_env_values = true)]
+    #[arg(long, global = true, value_name = "PATH", env = "FENCEPOST_DB", hide_env_values = true, value_parser = maybe_empty())]
     pub(crate) db: Option<PathBuf>,
     /// The configuration file
-    #[arg(long, global = true, value_name = "PATH", env = "FENCEPOST_CONFIG", hide_env_values = true)]
+    #[arg(long, global = true, value_name = "PATH", env = "FENCEPOST_CONFIG", hide_env_values = true, value_parser = maybe_empty())]
     pub(crate) config: Option<PathBuf>,
     /// Answer in JSON, with tokens and seqs as decimal strings
     #[arg(long, global = true)]
@@ -70,6 +71,11 @@ impl Globals {
     pub(crate) fn screen(&self) -> Screen {
         Screen::new(self.json, self.color)
     }
+}
+
+/// A path; an empty variable is taken for one that isn't set.
+fn maybe_empty() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
 }
 
 #[derive(Debug, Subcommand)]
