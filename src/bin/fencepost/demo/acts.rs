@@ -91,8 +91,8 @@ async fn killed_dispatcher(
 ) -> anyhow::Result<(Process, Cut, Doubt)> {
     screen.act(3, "The dispatcher is killed at the worst moment")?;
     screen.say(
-        "Worker D, token 4, writes two webhooks and two mails. The receivers take the first of each, and \
-         before they answer we kill the dispatcher (SIGKILL). On disk it says \"about to send\", no more: \
+        "Worker D, token 4, writes two webhooks and two mails. Each kind has a lane of its own, in which \
+         order is kept. The receivers take the first of each, and before they answer we kill the dispatcher (SIGKILL). On disk it says \"about to send\", no more: \
          from this side nobody can know whether they arrived.",
     )?;
     let (open, held) = (ids(Fate::Resent), ids(Fate::Answered));
@@ -142,7 +142,7 @@ async fn work(stage: &Stage, part: &Part) -> anyhow::Result<()> {
         match hear(&mut worker).await? {
             Said::Begun | Said::Booked { .. } => {}
             Said::Committed => break,
-            other => bail!("worker {} said {other:?}", part.worker),
+            other @ (Said::Acquired { .. } | Said::Refused { .. }) => bail!("worker {} said {other:?}", part.worker),
         }
     }
     let status = worker.ended().await?;
@@ -157,7 +157,9 @@ async fn hear(worker: &mut Process) -> anyhow::Result<Said> {
 async fn acquired(worker: &mut Process) -> anyhow::Result<(i64, i64)> {
     match hear(worker).await? {
         Said::Acquired { token, until_ms } => Ok((token, until_ms)),
-        other => bail!("instead of its lease a worker said {other:?}"),
+        other @ (Said::Begun | Said::Booked { .. } | Said::Committed | Said::Refused { .. }) => {
+            bail!("instead of its lease a worker said {other:?}")
+        }
     }
 }
 

@@ -316,7 +316,8 @@ mod tests {
     /// Each sabotage must be noticed, and be said of what was sabotaged.
     #[test]
     fn every_sabotage_is_named() {
-        let sabotages: &[(&str, fn(&mut Seen))] = &[
+        type Sabotage = fn(&mut Seen);
+        let sabotages: &[(&str, Sabotage)] = &[
             ("book paid", |seen| drop(seen.bookings.remove(0))),
             ("book cancelled", |seen| seen.bookings.push(("B".to_owned(), "cancelled".to_owned()))),
             ("bookings", |seen| seen.bookings.push(("E".to_owned(), "paid".to_owned()))),

@@ -87,8 +87,8 @@ fn invite(screen: Screen, folder: &Path) -> std::io::Result<()> {
     // As the reader called it, since it need not be on the path.
     let program = std::env::args().next().unwrap_or_else(|| "fencepost".to_owned());
     screen.line(Tone::Plain, "")?;
-    screen.line(Tone::Plain, &format!("Kept in {}", folder.display()))?;
-    for verb in ["list", "show mail-invoice"] {
+    screen.line(Tone::Plain, &format!("Kept in {}, to be looked at:", folder.display()))?;
+    for verb in ["status", "list"] {
         screen.line(Tone::Quiet, &format!("  {program} {verb} --db {}", database.display()))?;
     }
     Ok(())
