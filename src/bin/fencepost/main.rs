@@ -84,8 +84,11 @@ enum Command {
     Init(init::Args),
     /// Send what the outbox holds, until stopped
     Run(run::Args),
-    /// Watch a stale worker being refused, on a database of its own
+    /// Watch a stale worker being refused and a doubt being settled, on a database of its own
     Demo(demo::Args),
+    /// A worker of the demo
+    #[command(name = demo::WORKER, hide = true)]
+    DemoWorker(demo::WorkerArgs),
     /// Catch webhooks and mail locally, and show what arrived
     Sink(sink::Args),
     /// Write a command into the outbox
@@ -121,7 +124,8 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
     match command {
         Command::Init(args) => done(init::init(&args, globals)),
         Command::Run(args) => done(run::command(&args, globals)),
-        Command::Demo(args) => done(many_threads()?.block_on(demo::run(args, globals))),
+        Command::Demo(args) => many_threads()?.block_on(demo::run(&args)).map(|as_claimed| u8::from(!as_claimed)),
+        Command::DemoWorker(args) => demo::work(&args),
         Command::Sink(args) => done(many_threads()?.block_on(sink::run(args))),
         Command::Enqueue(args) => done(enqueue::enqueue(&args, globals)),
         Command::Lease(args) => lease::lease(args, globals),
