@@ -34,6 +34,30 @@ pub enum Around {
     Savepoint,
 }
 
+impl Suite {
+    /// Remembers how everything is now, which the invariants compare with.
+    pub fn remember(&self, connection: &Connection) -> rusqlite::Result<()> {
+        for table in &self.before {
+            let sql = format!(
+                "DROP TABLE IF EXISTS temp.was_{table}; CREATE TEMP TABLE was_{table} AS SELECT * FROM {table}"
+            );
+            connection.execute_batch(&sql)?;
+        }
+        Ok(())
+    }
+
+    /// The invariants about something (everything: `""`) that don't hold now.
+    pub fn breaches(&self, connection: &Connection, about: &str) -> Vec<String> {
+        let is_broken = |(_, sql): &&(String, String)| connection.prepare(sql).unwrap().exists([]).unwrap();
+        self.invariants
+            .iter()
+            .filter(|(name, _)| name.contains(about))
+            .filter(is_broken)
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+}
+
 /// The whole suite.
 pub fn suite() -> Suite {
     filled(|_, texts| texts)
@@ -116,17 +140,7 @@ impl<'a> Bench<'a> {
         self.connection = Connection::open(file("copy.db"))?;
         let recursive = if self.recursive { "ON" } else { "OFF" };
         self.connection.execute_batch(&format!("PRAGMA synchronous = OFF; PRAGMA recursive_triggers = {recursive}"))?;
-        self.remember()
-    }
-
-    fn remember(&self) -> rusqlite::Result<()> {
-        for table in &self.suite.before {
-            let sql = format!(
-                "DROP TABLE IF EXISTS temp.was_{table}; CREATE TEMP TABLE was_{table} AS SELECT * FROM {table}"
-            );
-            self.connection.execute_batch(&sql)?;
-        }
-        Ok(())
+        self.suite.remember(&self.connection)
     }
 
     /// Tries one statement and returns everything that went wrong.
@@ -138,7 +152,7 @@ impl<'a> Bench<'a> {
             }
         }
         if !attempt.first.is_empty() {
-            self.remember().unwrap();
+            self.suite.remember(&self.connection).unwrap();
         }
         let commands = self.count("SELECT count(*) FROM outbox");
         let begin = match around {
@@ -180,14 +194,7 @@ impl<'a> Bench<'a> {
 
     /// The invariants that don't hold now.
     pub fn breaches(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        for (name, sql) in &self.suite.invariants {
-            let mut statement = self.connection.prepare(sql).unwrap();
-            if statement.exists([]).unwrap() {
-                found.push(name.clone());
-            }
-        }
-        found
+        self.suite.breaches(&self.connection, "")
     }
 
     fn count(&self, sql: &str) -> i64 {

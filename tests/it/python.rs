@@ -17,3 +17,18 @@ fn run(script: &str, arguments: &[&Path]) -> String {
 fn h60_h61_no_statement_from_python_gets_round_the_fence() {
     run("tests/python/bypass.py", &[]);
 }
+
+#[test]
+fn h07_h59_h60_h61_h66_from_python() {
+    let text = run("tests/python/contract.py", &[]);
+    assert_eq!(text.matches("ok h").count(), 5, "{text}");
+}
+
+#[test]
+fn the_example_runs_on_a_fresh_database_and_again_on_the_same() {
+    assert!(run("examples/worker.py", &[]).contains("refused: FP001 stale token"));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("app.db");
+    assert!(run("examples/worker.py", &[&path]).contains("token 1, 0 commands inherited"));
+    assert!(run("examples/worker.py", &[&path]).contains("token 3, 1 commands inherited"));
+}
