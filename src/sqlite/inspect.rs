@@ -638,13 +638,6 @@ pub fn leases(connection: &Connection, scope: Option<&str>, limit: u32) -> rusql
     connection.prepare(sql)?.query_map(rusqlite::params![scope, limit], row)?.collect()
 }
 
-/// The live commands of a scope whose token is below the watermark, in order: what a new holder
-/// inherits.
-pub fn backlog(connection: &Connection, scope: &str, limit: u32) -> rusqlite::Result<Vec<Listed>> {
-    let sql = format!("SELECT {COMMAND} FROM outbox_backlog u WHERE u.scope = ?1 LIMIT ?2");
-    connection.prepare(&sql)?.query_map(rusqlite::params![scope, limit], listed)?.collect()
-}
-
 fn listed(row: &Row<'_>) -> rusqlite::Result<Listed> {
     Ok(Listed {
         n: row.get(0)?,

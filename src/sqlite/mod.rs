@@ -1,7 +1,8 @@
 //! SQLite: the only place with SQLite's SQL.
 //!
-//! The worker side (`schema`, `worker`, `fenced`, `refused`) needs nothing but rusqlite. The dispatcher's side (`store`,
-//! `writer`, `lock`, `wake`) and the operator's (`inspect`) come with the feature `dispatcher`.
+//! The worker side (`schema`, `worker`, `fenced`, `refused`) needs nothing but rusqlite. The
+//! dispatcher's side (`facts`, `store`, `writer`, `lock`, `wake`) and the operator's (`inspect`,
+//! `resolve`) come with the feature `dispatcher`.
 
 #[cfg(feature = "dispatcher")]
 mod facts;

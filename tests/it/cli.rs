@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 use rusqlite::types::FromSql;
@@ -58,7 +59,7 @@ impl Place {
 
     fn sql(&self) -> Connection {
         let connection = Connection::open(self.path("app.db")).unwrap();
-        connection.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
+        connection.busy_timeout(Duration::from_secs(5)).unwrap();
         connection
     }
 
@@ -901,8 +902,8 @@ impl Drop for Held {
     }
 }
 
-/// Says that it runs, and then ends when the file `go` is there. Everything in it dies with it.
-const UNTIL_GO: &str = "echo $$ > pid.new; mv pid.new pid; while ! [ -e go ]; do sleep 0.02; done";
+/// Says that it runs, and ends when the file `go` is there, or the whole directory is gone.
+const UNTIL_GO: &str = "echo $$ > pid.new; mv pid.new pid; while [ -e pid ] && ! [ -e go ]; do sleep 0.02; done";
 
 fn runs(place: &Place) -> bool {
     place.path("pid").exists()
@@ -954,12 +955,13 @@ fn exec_lends_the_environment_to_enqueue() {
 #[test]
 fn exec_renews_until_the_program_ends() {
     let place = Place::new();
-    let held = Held::start(&place, &["--ttl", "300ms"], UNTIL_GO);
+    let held = Held::start(&place, &["--ttl", "1500ms"], UNTIL_GO);
     wait_until("the program runs", 10, || runs(&place));
     let granted = || place.get::<i64>("SELECT granted_ms FROM outbox_scope");
-    for renewal in 1..=4 {
+    for renewal in 1..=3 {
         let before = granted();
         wait_until(&format!("renewal {renewal}"), 10, || granted() > before);
+        assert!(granted() - before < 1500, "renewal {renewal} came before the lease ran out");
     }
     place.file("go", "");
     held.ends().exits(0);
@@ -1012,7 +1014,9 @@ fn exec_gives_up_when_it_can_not_renew_in_time() {
     wait_until("the program runs", 10, || runs(&place));
     let other = place.sql();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let locked = Instant::now();
     held.ends().exits(75).says(&["could not be renewed before it ran out"]);
+    assert!(locked.elapsed() < Duration::from_secs(4), "it doesn't wait for the database longer than for the lease");
     assert!(is_dead(&place));
     other.execute_batch("ROLLBACK").unwrap();
 }
