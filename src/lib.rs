@@ -86,6 +86,8 @@ pub mod effect;
 pub mod email;
 #[cfg(feature = "dispatcher")]
 mod faults;
+#[cfg(feature = "dispatcher")]
+pub mod redact;
 pub mod rules;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;

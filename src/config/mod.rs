@@ -20,7 +20,7 @@ use crate::rules::Limits;
 use crate::{email, webhook};
 use layers::FileLayer;
 
-pub use values::{LogFormat, redacted_url};
+pub use values::LogFormat;
 
 /// The example file: every setting, its unit, its default and why.
 pub const EXAMPLE: &str = include_str!("../../examples/fencepost.toml");

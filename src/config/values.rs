@@ -210,7 +210,9 @@ impl<'de> Deserialize<'de> for Secrets {
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Endpoint(pub(super) Url);
 
-text_value!(Endpoint, "a URL, as in \"https://billing.example.com/hooks\"", parse_endpoint, |url| redacted_url(&url.0));
+text_value!(Endpoint, "a URL, as in \"https://billing.example.com/hooks\"", parse_endpoint, |url| crate::redact::url(
+    &url.0
+));
 
 /// Messages never repeat the URL.
 fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
@@ -218,35 +220,12 @@ fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err("a webhook's URL begins with https:// or http://".to_owned());
     }
-    if url.fragment().is_some() {
-        return Err("a webhook's URL has no fragment, since a server never sees it".to_owned());
-    }
     Ok(Endpoint(url))
 }
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&redacted_url(&self.0))
-    }
-}
-
-/// A URL without user, password and query, and of the path only a first segment that is a plain word:
-/// services put secrets into each of them, and the host and a prefix are enough to know which one it
-/// is.
-pub fn redacted_url(url: &Url) -> String {
-    let origin = match (url.host_str(), url.port()) {
-        (Some(host), Some(port)) => format!("{}://{host}:{port}", url.scheme()),
-        (Some(host), None) => format!("{}://{host}", url.scheme()),
-        (None, _) => format!("{}:", url.scheme()),
-    };
-    let mut segments = url.path().split('/').skip(1);
-    let first = segments.next().unwrap_or_default();
-    let goes_on = segments.next().is_some();
-    let is_word = first.len() <= 16 && first.bytes().all(|b| b.is_ascii_lowercase());
-    match (first.is_empty() && !goes_on, is_word && goes_on && !first.is_empty()) {
-        (true, _) => format!("{origin}/"),
-        (false, true) => format!("{origin}/{first}/…"),
-        (false, false) => format!("{origin}/…"),
+        f.write_str(&crate::redact::url(&self.0))
     }
 }
 

@@ -163,10 +163,7 @@ impl<S: Store> Attempt<S> {
 
     fn log(&self, event: Event, settled: Option<&Settled>) {
         let command = &self.command;
-        let outcome = match event {
-            Event::Settle { outcome, .. } => outcome.as_str(),
-            _ => "stopped",
-        };
+        let outcome = event.outcome().map(Outcome::as_str);
         let Some(settled) = settled else {
             tracing::warn!(
                 command = command.id,

@@ -340,7 +340,7 @@ impl<S: Store> Dispatcher<S> {
             match begun.await {
                 Ok(Begun::Attempt { attempt_no, armed }) => {
                     acted = true;
-                    self.start(command, limits, suspect, attempt_no, armed, now);
+                    self.start(*command, limits, suspect, attempt_no, armed, now);
                 }
                 Ok(Begun::NotNow(verdict)) => tracing::debug!(command = command.id, ?verdict, "not begun"),
                 Err(StoreError::Refused(code)) => {
@@ -366,7 +366,7 @@ impl<S: Store> Dispatcher<S> {
         };
         match self.destinations.find(&command.kind, &command.destination) {
             Found::Known(destination) => match destination.effect.look(command) {
-                Ok(()) => First::Begin(command.clone(), destination.limits),
+                Ok(()) => First::Begin(Box::new(command.clone()), destination.limits),
                 Err(problem) => First::End(Event::Invalid, problem.to_string()),
             },
             Found::UnknownKind => First::End(Event::Invalid, "no such kind is registered".to_owned()),
@@ -416,7 +416,7 @@ impl<S: Store> Dispatcher<S> {
 }
 
 enum First {
-    Begin(Command, Limits),
+    Begin(Box<Command>, Limits),
     End(Event, String),
     Leave,
 }
@@ -439,11 +439,10 @@ fn advice(id: &str, settled: &Settled) -> String {
     }
 }
 
-/// A destination as it may be shown: of a URL only scheme, host and port, since path and query can
-/// hold secrets.
+/// A destination as it may be shown.
 fn shown(destination: &str) -> String {
     match url::Url::parse(destination) {
-        Ok(url) if url.has_host() => url.origin().ascii_serialization(),
+        Ok(url) if url.has_host() => crate::redact::url(&url),
         Ok(_) | Err(_) => destination.to_owned(),
     }
 }

@@ -100,7 +100,7 @@ impl<'a> Dialogue<'a> {
                     .map(|secret| (secret, "(a secret)")),
             );
         }
-        Self { email, wire, extensions: Extensions::default(), server: None, hidden, in_step: true }
+        Self { email, wire, extensions: Extensions::default(), server: None, hidden, in_step: false }
     }
 
     async fn run(&mut self, mail: &Mail, bytes: &[u8], request: Request<'_>) -> Result<Report, Report> {
@@ -114,8 +114,7 @@ impl<'a> Dialogue<'a> {
             return Err(Report::not_armed());
         }
         self.send_body(bytes).await?;
-        let report = self.send_end_mark(bytes, &request).await;
-        Ok(report)
+        Ok(self.send_end_mark(bytes, &request).await)
     }
 
     /// Everything that belongs to the channel and to no mail.
@@ -131,6 +130,7 @@ impl<'a> Dialogue<'a> {
 
     async fn read_greeting(&mut self) -> Result<(), Report> {
         let greeting = within(self.email.settings.timeouts.greeting, self.wire.reply()).await;
+        self.in_step = greeting.is_ok();
         let greeting = self.completed("greeting", greeting)?;
         self.server = greeting.lines.first().and_then(|line| line.split(' ').next()).map(str::to_owned);
         Ok(())
@@ -172,6 +172,7 @@ impl<'a> Dialogue<'a> {
             return Err(Report::channel(self.evidence(phase).with("reason", "TLS is not set up")));
         };
         let handshake = within(self.email.settings.timeouts.connect, self.wire.start_tls(connector, name)).await;
+        self.in_step = handshake.is_ok();
         handshake.map_err(|broken| self.lost_channel(phase, &broken))
     }
 

@@ -247,6 +247,24 @@ pub enum Event {
     Cancel,
 }
 
+impl Event {
+    /// What an attempt that ends so has found out.
+    pub const fn outcome(self) -> Option<Outcome> {
+        match self {
+            Self::Settle { outcome, .. } => Some(outcome),
+            Self::Stopped => Some(Outcome::Deferred),
+            Self::Begin
+            | Self::Arm
+            | Self::FoundOpen
+            | Self::Resolve(_)
+            | Self::Expire
+            | Self::Invalid
+            | Self::Fence
+            | Self::Cancel => None,
+        }
+    }
+}
+
 /// An event that a command in this state can't have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a command that is {} can't have {event:?}", state.as_str())]

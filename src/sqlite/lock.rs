@@ -127,10 +127,10 @@ struct Files {
 impl Files {
     fn open(path: &Path) -> Result<Self, LockError> {
         let io = |source| LockError::Io { path: path.to_owned(), source };
-        let path = path.canonicalize().map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => LockError::Missing(path.to_owned()),
-            _ => io(error),
-        })?;
+        let missing = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+        let path = path
+            .canonicalize()
+            .map_err(|error| if missing(&error) { LockError::Missing(path.to_owned()) } else { io(error) })?;
         let database = OpenOptions::new().read(true).write(true).open(&path).map_err(io)?;
         let links = database.metadata().map_err(io)?.nlink();
         if links > 1 {

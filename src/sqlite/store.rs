@@ -427,10 +427,7 @@ fn begin(connection: &Connection, ask: &Begin) -> Result<Begun, VerbError> {
 
 fn settle(connection: &Connection, ask: &Settle) -> Result<Option<Settled>, VerbError> {
     let before = facts::load(connection, ask.n)?;
-    let outcome = match ask.event {
-        Event::Settle { outcome, .. } => outcome,
-        _ => Outcome::Deferred,
-    };
+    let Some(outcome) = ask.event.outcome() else { return Err(damaged("an event that ends no attempt")) };
     let closed = connection.prepare_cached(SETTLE)?.execute(named_params! {
         ":n": ask.n, ":attempt_no": ask.attempt_no, ":now_ms": ask.now_ms, ":outcome": outcome.as_str(),
         ":evidence": ask.evidence,

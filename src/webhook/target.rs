@@ -9,8 +9,7 @@ use std::fmt;
 use url::Url;
 
 use crate::effect::Evidence;
-
-const PATH_CHARS_MAX: usize = 16;
+use crate::redact;
 
 /// Shorter texts are too likely to stand in an answer for other reasons.
 const SECRET_CHARS_MIN: usize = 6;
@@ -55,7 +54,7 @@ pub(super) fn evidence(url: &Url, phase: &str) -> Evidence {
     Evidence::new(phase)
         .with("host", url.host_str().unwrap_or_default())
         .with_number("port", port.into())
-        .with("path", &path_prefix(url))
+        .with("path", &redact::path_prefix(url))
 }
 
 /// A URL as it may be shown.
@@ -63,31 +62,17 @@ pub(super) struct Shown<'a>(pub(super) &'a Url);
 
 impl fmt::Debug for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", self.0.scheme(), self.0.host_str().unwrap_or_default())?;
-        if let Some(port) = self.0.port() {
-            write!(f, ":{port}")?;
-        }
-        f.write_str(&path_prefix(self.0))
+        f.write_str(&redact::url(self.0))
     }
-}
-
-/// The first segment at most, cut.
-fn path_prefix(url: &Url) -> String {
-    let first = url.path_segments().and_then(|mut segments| segments.next()).unwrap_or_default();
-    let mut prefix: String = std::iter::once('/').chain(first.chars()).take(PATH_CHARS_MAX).collect();
-    if prefix.len() < url.path().len() {
-        prefix.push('…');
-    }
-    prefix
 }
 
 /// The texts in the URL and in the command's own header values that an answer may not show.
 pub(super) fn confidential<'a>(url: &Url, values: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut found: Vec<String> = url.query_pairs().map(|(_, value)| value.into_owned()).collect();
     found.extend(url.query().into_iter().flat_map(|query| query.split(['&', '='])).map(str::to_owned));
-    // The first segment is shown anyway, unless it is cut.
+    // The first segment is shown anyway, where it is a word.
     let segments = url.path_segments().into_iter().flatten().enumerate();
-    found.extend(segments.filter(|(n, text)| *n > 0 || text.len() >= PATH_CHARS_MAX).map(|(_, text)| text.to_owned()));
+    found.extend(segments.filter(|(n, text)| *n > 0 || !redact::shows(text)).map(|(_, text)| text.to_owned()));
     found.extend(values.flat_map(|value| value.split_whitespace()).map(str::to_owned));
     found.retain(|text| text.chars().count() >= SECRET_CHARS_MIN);
     // The longest first, or a text that contains another one would be taken out in part only.

@@ -67,7 +67,11 @@ fn h08_under_hold_the_lane_waits_for_a_person() {
     site.drain();
     assert_eq!(site.state("x"), ("in_doubt".into(), "possible".into()));
     assert_eq!(site.status("y").attempt_no, 0);
-    let resolved = site.command("resolve").args(["x", "not-delivered", "--reason", "the receiver has no such id"]).output().unwrap();
+    let resolved = site
+        .command("resolve")
+        .args(["x", "not-delivered", "--reason", "the receiver has no such id"])
+        .output()
+        .unwrap();
     assert!(resolved.status.success(), "{}", String::from_utf8_lossy(&resolved.stderr));
     site.drain();
     assert_eq!(ids(&server.requests()), ["x", "x", "y"]);
@@ -93,7 +97,8 @@ fn h09_a_send_outlives_its_lease() {
     wait_until("the lease is free", 10, || {
         let mut connection = site.connect();
         let transaction = connection.transaction().unwrap();
-        let acquired = transaction.execute("INSERT INTO outbox_acquire(scope, holder, ttl_ms) VALUES ('s', 'b', 60000)", []);
+        let acquired =
+            transaction.execute("INSERT INTO outbox_acquire(scope, holder, ttl_ms) VALUES ('s', 'b', 60000)", []);
         acquired.is_ok() && transaction.commit().is_ok()
     });
     site.email("new", "s", 2, "main");
@@ -117,7 +122,8 @@ fn h09_a_send_outlives_its_lease() {
 /// healthy commands isn't held up.
 #[test]
 fn h11_a_failing_head_ends_and_the_lane_goes_on() {
-    let server = Server::start(|request| Reply::status(if request.header("webhook-id") == Some("x") { 500 } else { 200 }));
+    let server =
+        Server::start(|request| Reply::status(if request.header("webhook-id") == Some("x") { 500 } else { 200 }));
     let site = Site::new();
     site.configure(&webhook("billing", &server.url(), "max_attempts = 3"));
     for id in ["x", "y", "z"] {
@@ -226,7 +232,10 @@ fn h19_one_bad_row_stops_nothing_else() {
     let insert = |values: &str, headers: bool| {
         let column = if headers { ", headers" } else { "" };
         site.connect()
-            .execute(&format!("INSERT INTO outbox(scope, token, kind, destination, payload{column}) VALUES ({values})"), [])
+            .execute(
+                &format!("INSERT INTO outbox(scope, token, kind, destination, payload{column}) VALUES ({values})"),
+                [],
+            )
             .map_err(|error| error.to_string())
     };
     insert(r#"'g1',1,'webhook','billing','{"ok":1}'"#, false).unwrap();
@@ -246,7 +255,9 @@ fn h19_one_bad_row_stops_nothing_else() {
     insert("CAST(x'62ff' AS TEXT),1,'webhook','billing','{}'", false).unwrap();
     let daemon = site.start();
     wait_until("the good ones are delivered", 30, || server.requests().len() == 3);
-    wait_until("the bad ones are dead", 30, || site.value::<i64>("SELECT count(*) FROM outbox_state WHERE state = 'dead'") == 7);
+    wait_until("the bad ones are dead", 30, || {
+        site.value::<i64>("SELECT count(*) FROM outbox_state WHERE state = 'dead'") == 7
+    });
     let invalid: i64 = site.value("SELECT count(*) FROM outbox_state WHERE state = 'dead' AND reason = 'invalid' AND effect = 'none' AND attempt_no = 0 AND why <> ''");
     assert_eq!(invalid, 7);
     for scope in ["b8", "b9"] {
@@ -279,10 +290,15 @@ fn h20_commands_that_cannot_progress_take_no_place() {
     let mut statements = String::new();
     for n in 0..500 {
         let destination = ["slow", "dead", "missing"][n % 3];
-        statements += &format!("INSERT INTO outbox(id, scope, token, kind, destination, payload) VALUES ('old{n}', 'o{}', 1, 'webhook', '{destination}', '{{}}');", n / 3 * 3 + n % 3);
+        statements += &format!(
+            "INSERT INTO outbox(id, scope, token, kind, destination, payload) VALUES ('old{n}', 'o{}', 1, 'webhook', '{destination}', '{{}}');",
+            n / 3 * 3 + n % 3
+        );
     }
     for n in 0..50 {
-        statements += &format!("INSERT INTO outbox(id, scope, token, kind, destination, payload) VALUES ('new{n}', 'n{n}', 1, 'webhook', 'billing', '{{}}');");
+        statements += &format!(
+            "INSERT INTO outbox(id, scope, token, kind, destination, payload) VALUES ('new{n}', 'n{n}', 1, 'webhook', 'billing', '{{}}');"
+        );
     }
     site.sql(&statements);
     let daemon = site.start();
@@ -331,13 +347,15 @@ fn h73_a_try_given_back_is_not_a_number_given_back() {
     let refused = site.status("x");
     assert_eq!((refused.tries, refused.effect.as_str()), (0, "none"));
     let counter = Arc::clone(&answers);
-    let server = Server::start(move |_| Reply::status(if counter.fetch_add(1, Ordering::SeqCst) < 2 { 500 } else { 200 }));
+    let server =
+        Server::start(move |_| Reply::status(if counter.fetch_add(1, Ordering::SeqCst) < 2 { 500 } else { 200 }));
     site.configure(&webhook("billing", &server.url(), "max_attempts = 3"));
     let daemon = site.start();
     let x = site.wait_for_state("x", "delivered");
     daemon.stop();
     assert_eq!((x.tries, x.attempt_no), (3, refused.attempt_no + 3));
-    let numbers: Vec<String> = server.requests().iter().map(|r| r.header("Fencepost-Attempt").unwrap().to_owned()).collect();
+    let numbers: Vec<String> =
+        server.requests().iter().map(|r| r.header("Fencepost-Attempt").unwrap().to_owned()).collect();
     let expected: Vec<String> = (1..=3).map(|n| (refused.attempt_no + n).to_string()).collect();
     assert_eq!(numbers, expected);
     assert_eq!(site.value::<i64>("SELECT count(*) FROM outbox_attempt"), x.attempt_no);
@@ -351,7 +369,11 @@ fn h73_a_try_given_back_is_not_a_number_given_back() {
 fn h75_a_delayed_command_holds_its_own_lane_only() {
     let relay_server = smtp::Server::start(smtp::Script::new());
     let site = Site::new();
-    site.configure(&format!("{}{}", webhook("billing", "http://127.0.0.1:1/", ""), relay("main", relay_server.port(), "")));
+    site.configure(&format!(
+        "{}{}",
+        webhook("billing", "http://127.0.0.1:1/", ""),
+        relay("main", relay_server.port(), "")
+    ));
     let mail = |id: &str, lane: &str, not_before: &str| {
         site.sql(&format!(
             "INSERT INTO outbox(id, scope, token, lane, kind, destination, not_before_ms, payload)
@@ -383,7 +405,8 @@ fn h75_a_delayed_command_holds_its_own_lane_only() {
 /// Expiry ends a command that waits, with its effect kept, and frees the lane.
 #[test]
 fn an_expired_command_ends_and_frees_its_lane() {
-    let server = Server::start(|request| Reply::status(if request.header("webhook-id") == Some("x") { 503 } else { 200 }));
+    let server =
+        Server::start(|request| Reply::status(if request.header("webhook-id") == Some("x") { 503 } else { 200 }));
     let site = Site::new();
     site.configure(&webhook("billing", &server.url(), "max_attempts = 100000"));
     site.sql(

@@ -17,6 +17,7 @@ mod dispatch;
 mod email;
 mod examples;
 mod guard;
+mod load;
 mod locks;
 mod mutants;
 mod python;

@@ -826,7 +826,7 @@ fn h55_no_secret_is_shown_whatever_fails() {
         let report = send(endpoint, &command);
         let all = format!("{shown} {report:?} {command:?}");
         assert!(!all.contains("s3cr3t") && !all.contains("AQIDBAUG"), "{all}");
-        assert_eq!(report.evidence.text("path"), Some("/services…"));
+        assert_eq!(report.evidence.text("path"), Some("/services/…"));
         assert!(report.evidence.text("host").is_some_and(|host| base.contains(host)));
     }
 }

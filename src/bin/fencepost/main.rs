@@ -1,71 +1,139 @@
 //! The command-line tool: arguments in, exit code out.
 //!
-//! Each group of commands has a file of its own. Usage errors end with 64, as in sysexits.
-#![expect(clippy::print_stdout, reason = "a command's answer goes to standard output")]
+//! Each group of commands has a file of its own and returns an error instead of ending the process;
+//! `exit` alone chooses exit codes. No SQL belongs here: the library has it.
 
+mod config;
+mod database;
+mod demo;
+mod enqueue;
+mod exec;
+mod exit;
+mod init;
+mod inspect;
+mod lease;
+mod output;
+mod resolve;
 mod run;
+#[expect(clippy::print_stdout, reason = "it prints where it listens")]
 mod sink;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-const USAGE: u8 = 64;
-const INPUT_OUTPUT: u8 = 74;
+use output::{ColorChoice, Screen};
 
 /// A transactional-outbox dispatcher for side effects that cannot be fenced
+///
+/// A worker writes its emails and webhooks as commands into its own database, in its own transaction,
+/// stamped with the fencing token of its lease. Fencepost checks the order again and sends them.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "fencepost", version, after_help = EXIT_CODES)]
 struct Cli {
-    #[arg(long, global = true)]
-    db: Option<std::path::PathBuf>,
-    #[arg(long, global = true)]
-    config: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    globals: Globals,
     #[command(subcommand)]
     command: Command,
 }
 
+const EXIT_CODES: &str = "Exit codes:
+   0  done                      70  a bug
+   1  a check found a breach    74  input or output failed
+  64  wrong usage               75  try later: lease held or lost, database busy
+  65  refused, or wrong data    78  wrong configuration
+  69  no database or outbox";
+
+/// Options of every command.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Globals {
+    /// The application's database file; goes before [database] path of the configuration
+    #[arg(long, global = true, value_name = "PATH", env = "FENCEPOST_DB", hide_env_values = true)]
+    pub(crate) db: Option<PathBuf>,
+    /// The configuration file
+    #[arg(long, global = true, value_name = "PATH", env = "FENCEPOST_CONFIG", hide_env_values = true)]
+    pub(crate) config: Option<PathBuf>,
+    /// Answer in JSON, with tokens and seqs as decimal strings
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// When to use colour
+    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value = "auto", hide_possible_values = true)]
+    pub(crate) color: ColorChoice,
+    /// Say more in the log of `run`; twice for even more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+impl Globals {
+    pub(crate) fn screen(&self) -> Screen {
+        Screen::new(self.json, self.color)
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Dispatch
+    /// Create the outbox in a database, or upgrade it
+    Init(init::Args),
+    /// Send what the outbox holds, until stopped
     Run(run::Args),
+    /// Watch a stale worker being refused, on a database of its own
+    Demo(demo::Args),
     /// Catch webhooks and mail locally, and show what arrived
     Sink(sink::Args),
+    /// Write a command into the outbox
+    Enqueue(enqueue::Args),
+    /// Acquire, renew, release and show leases, or run a program under one
+    Lease(lease::Args),
+    /// Raise a scope's watermark to a token of a foreign lease service
+    Seal(lease::SealArgs),
+    /// Show what waits, what failed and what is stuck; --check answers by exit code
+    Status(inspect::StatusArgs),
+    /// List commands, newest first
+    List(inspect::ListArgs),
+    /// Show everything about one command
+    Show(inspect::ShowArgs),
+    /// Answer for a command in doubt: did it happen?
+    Resolve(resolve::Args),
+    /// Check or show the configuration
+    Config(config::Args),
+    /// Becomes the program of `lease exec`
+    #[command(name = exec::STAGE, hide = true)]
+    Stage(exec::StageArgs),
 }
 
 fn main() -> ExitCode {
-    match Cli::try_parse().map_err(anyhow::Error::from).and_then(run) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report(&error),
+    match Cli::try_parse().map_err(anyhow::Error::from).and_then(|cli| dispatch(cli.command, &cli.globals)) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => ExitCode::from(exit::report(&error)),
     }
 }
 
-fn run(cli: Cli) -> anyhow::Result<()> {
-    if let Command::Run(a) = &cli.command {
-        tracing_subscriber::fmt().with_ansi(false).with_env_filter("fencepost=debug").with_writer(std::io::stderr).init();
-        let config = fencepost::config::Config::load(cli.config.as_deref(), &|k| std::env::var(k).ok())?;
-        match run::run(a, &config, &cli.db.unwrap_or_default()) {
-            Ok(_) => return Ok(()),
-            Err(error) => {
-                eprintln!("fencepost: {:#}", anyhow::anyhow!(error.to_string()).context(format!("{error:?}")));
-                std::process::exit(error.exit_code().into());
-            }
-        }
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    match cli.command {
-        Command::Sink(args) => runtime.block_on(sink::run(args)),
-        Command::Run(_) => Ok(()),
+fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
+    let done = |result: anyhow::Result<()>| result.map(|()| 0);
+    match command {
+        Command::Init(args) => done(init::init(&args, globals)),
+        Command::Run(args) => done(run::command(&args, globals)),
+        Command::Demo(args) => done(many_threads()?.block_on(demo::run(args, globals))),
+        Command::Sink(args) => done(many_threads()?.block_on(sink::run(args))),
+        Command::Enqueue(args) => done(enqueue::enqueue(&args, globals)),
+        Command::Lease(args) => lease::lease(args, globals),
+        Command::Seal(args) => done(lease::seal(&args, globals)),
+        Command::Status(args) => inspect::status(&args, globals),
+        Command::List(args) => done(inspect::list(&args, globals)),
+        Command::Show(args) => done(inspect::show(&args, globals)),
+        Command::Resolve(args) => done(resolve::resolve(&args, globals)),
+        Command::Config(args) => done(config::config(&args, globals)),
+        Command::Stage(args) => Ok(exec::become_program(&args)),
     }
 }
 
-fn report(error: &anyhow::Error) -> ExitCode {
-    let Some(usage) = error.downcast_ref::<clap::Error>() else {
-        eprintln!("fencepost: {error:#}");
-        return ExitCode::from(INPUT_OUTPUT);
-    };
-    // A closed pipe is no reason for another exit code.
-    let _ = usage.print();
-    // Help and version come as an error too, but belong on standard output.
-    if usage.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS }
+fn many_threads() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()
+}
+
+/// A value that a variable of the environment lends; an empty one is none.
+pub(crate) fn given(value: &Option<String>) -> Option<&str> {
+    value.as_deref().filter(|text| !text.is_empty())
 }

@@ -9,14 +9,21 @@ use std::path::Path;
 use std::process::exit;
 use std::sync::Arc;
 
-use fencepost::config::Config;
+use fencepost::config::{Config, LogFormat};
 use fencepost::dispatcher::{self, Destination, Destinations, Settings, Summary};
 use fencepost::email::Email;
 use fencepost::rules::Limits;
-use fencepost::sqlite::{LockError, OpenError, OpenOptions, SqliteStore};
+use fencepost::sqlite::{LockError, OpenError, OpenOptions, SchemaError, SqliteStore};
 use fencepost::store::StoreError;
 use fencepost::webhook::Webhook;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::exit::Exit;
+use crate::output::warn;
+use crate::{Globals, database};
 
 /// Exit status of a process that a second signal ended: 128 + SIGTERM.
 const ENDED_BY_SIGNAL: i32 = 143;
@@ -55,27 +62,60 @@ pub(crate) enum RunError {
 }
 
 impl RunError {
-    /// The exit status, by sysexits.
-    pub(crate) fn exit_code(&self) -> u8 {
+    pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Destination { .. } => 78,
-            Self::Open(OpenError::Lock(LockError::Held(_))) | Self::Store(StoreError::Deposed { .. }) => 75,
-            Self::Open(OpenError::Lock(LockError::Missing(_)))
-            | Self::Open(OpenError::Schema(fencepost::sqlite::SchemaError::Missing)) => 69,
-            Self::Open(OpenError::Lock(LockError::FileSystem { .. } | LockError::HardLinks { .. })) => 78,
-            Self::Store(StoreError::Unavailable(_)) => 75,
-            Self::Open(_) | Self::Store(_) | Self::Runtime(_) => 74,
+            Self::Destination { .. }
+            | Self::Open(OpenError::Lock(LockError::FileSystem { .. } | LockError::HardLinks { .. })) => Exit::Config,
+            Self::Open(OpenError::Lock(LockError::Held(_)))
+            | Self::Store(StoreError::Deposed { .. } | StoreError::Unavailable(_)) => Exit::TryLater,
+            Self::Open(OpenError::Lock(LockError::Missing(_)) | OpenError::Schema(SchemaError::Missing)) => {
+                Exit::Unavailable
+            }
+            Self::Open(OpenError::Schema(SchemaError::Foreign { .. } | SchemaError::Encoding { .. })) => Exit::Data,
+            Self::Open(_) | Self::Store(_) | Self::Runtime(_) => Exit::InputOutput,
         }
     }
 }
 
-/// Runs the dispatcher until it is stopped, or with `--drain` until nothing is left to do now.
-pub(crate) fn run(args: &Args, config: &Config, database: &Path) -> Result<Summary, RunError> {
-    let destinations = Arc::new(destinations(config)?);
-    let options = OpenOptions {
-        busy_timeout: config.dispatcher.busy_timeout,
-        poll_interval: config.dispatcher.poll_interval,
+/// `fencepost run`: the configuration, then the dispatcher.
+pub(crate) fn command(args: &Args, globals: &Globals) -> anyhow::Result<()> {
+    let path = database::given_configuration(globals);
+    let config = Config::load(path, &|name| std::env::var(name).ok())?;
+    log(&config, globals.verbose);
+    for warning in &config.warnings {
+        warn(warning);
+    }
+    let summary = run(args, &config, &database::path(globals)?)?;
+    let ended: Vec<String> = summary.ended.iter().map(|(state, count)| format!("{state}: {count}")).collect();
+    tracing::info!(ended = ended.join(", "), "ended");
+    Ok(())
+}
+
+/// Only our own lines are ever written. The libraries for HTTP, SMTP and TLS log what they send at
+/// their finer levels, secrets included, so no level and no variable turns them on.
+fn log(config: &Config, verbose: u8) {
+    let level = match verbose {
+        0 => config.log.level,
+        1 => config.log.level.max(tracing::Level::DEBUG),
+        _ => tracing::Level::TRACE,
     };
+    let ours = Targets::new().with_target("fencepost", LevelFilter::from_level(level)).with_default(LevelFilter::OFF);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let registry = tracing_subscriber::registry().with(ours);
+    match config.log.format {
+        LogFormat::Text => {
+            let colour = std::io::IsTerminal::is_terminal(&std::io::stderr()) && std::env::var_os("NO_COLOR").is_none();
+            registry.with(lines.with_ansi(colour)).init();
+        }
+        LogFormat::Json => registry.with(lines.json()).init(),
+    }
+}
+
+/// Runs the dispatcher until it is stopped, or with `--drain` until nothing is left to do now.
+fn run(args: &Args, config: &Config, database: &Path) -> Result<Summary, RunError> {
+    let destinations = Arc::new(destinations(config)?);
+    let options =
+        OpenOptions { busy_timeout: config.dispatcher.busy_timeout, poll_interval: config.dispatcher.poll_interval };
     let settings = Settings {
         max_in_flight: config.dispatcher.max_in_flight,
         drain_timeout: config.dispatcher.drain_timeout,

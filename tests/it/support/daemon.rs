@@ -204,8 +204,15 @@ impl Daemon {
     }
 
     pub fn wait_for_log(&self, text: &str) {
-        let log = Arc::clone(&self.log);
-        wait_until(&format!("the log says {text:?}"), 30, || log.lock().unwrap().contains(text));
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while !self.log().contains(text) {
+            assert!(
+                std::time::Instant::now() < end,
+                "not within 30 s: the log says {text:?}. It says:\n{}",
+                self.log()
+            );
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
     }
 
     pub fn signal(&self, signal: rustix::process::Signal) {
@@ -268,7 +275,6 @@ pub fn relay(name: &str, port: u16, more: &str) -> String {
          backoff = {{ base = \"20ms\", cap = \"50ms\" }}\n{more}\n"
     )
 }
-
 
 /// Whether a path exists, for pause points.
 pub fn touch(path: &Path) {

@@ -2,6 +2,7 @@
 
 pub mod daemon;
 pub mod http;
+pub mod postfix;
 pub mod smtp;
 
 use std::time::{Duration, Instant};

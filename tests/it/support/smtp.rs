@@ -227,6 +227,8 @@ pub struct Session {
     pub body_bytes: usize,
     /// Whether it has ended.
     pub ended: bool,
+    /// Whether the client ended it with a TCP reset.
+    pub reset: bool,
 }
 
 impl Session {
@@ -246,11 +248,13 @@ struct Log {
     released: bool,
 }
 
+type ServerTls = (TlsMode, Arc<rustls::ServerConfig>);
+
 struct Shared {
     log: Mutex<Log>,
     changed: Condvar,
     stopping: AtomicBool,
-    tls: Option<(TlsMode, Arc<rustls::ServerConfig>)>,
+    tls: Option<ServerTls>,
 }
 
 /// The server. It stops, and closes every session, when it is dropped.
@@ -264,7 +268,12 @@ pub struct Server {
 impl Server {
     /// Starts on a free port of 127.0.0.1, in plain text.
     pub fn start(script: Script) -> Self {
-        Self::launch(script, None, None)
+        Self::launch(script, 0, None, None)
+    }
+
+    /// Starts on this port of 127.0.0.1, as a relay that comes back.
+    pub fn start_at(script: Script, port: u16) -> Self {
+        Self::launch(script, port, None, None)
     }
 
     /// Starts with TLS and a certificate of its own for `localhost` and 127.0.0.1.
@@ -280,11 +289,11 @@ impl Server {
             .with_no_client_auth()
             .with_single_cert(chain, key)
             .expect("a certificate with its key");
-        Self::launch(script, Some((mode, Arc::new(config))), Some(made.cert.pem()))
+        Self::launch(script, 0, Some((mode, Arc::new(config))), Some(made.cert.pem()))
     }
 
-    fn launch(script: Script, tls: Option<(TlsMode, Arc<rustls::ServerConfig>)>, certificate: Option<String>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    fn launch(script: Script, port: u16, tls: Option<ServerTls>, certificate: Option<String>) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", port)).expect("a free port");
         let port = listener.local_addr().unwrap().port();
         let log = Mutex::new(Log { script, ..Log::default() });
         let shared = Arc::new(Shared { log, changed: Condvar::new(), stopping: AtomicBool::new(false), tls });
@@ -303,12 +312,16 @@ impl Server {
         std::fs::write(path, self.certificate.as_ref().expect("a server with TLS")).unwrap();
     }
 
-    /// Replaces the script; sessions see it at their next step.
+    /// Replaces the script; sessions see it at their next step, and those that are held go by it at
+    /// once. What it holds is held until the next [`Server::release`].
     pub fn set_script(&self, script: Script) {
-        self.shared.log().script = script;
+        self.shared.record(|log| {
+            log.script = script;
+            log.released = false;
+        });
     }
 
-    /// Lets every stage that is held go on, now and later.
+    /// Lets every stage that is held go on, now and until the next script.
     pub fn release(&self) {
         self.shared.log().released = true;
         self.shared.changed.notify_all();
@@ -402,8 +415,9 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         log.sessions.push(Session::default());
         let for_thread = Arc::clone(shared);
         log.threads.push(std::thread::spawn(move || {
-            let _ = serve(socket, number, &for_thread);
+            let end = serve(socket, number, &for_thread);
             for_thread.record(|log| {
+                log.sessions[number].reset = end.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset);
                 // The last handle: its end is what the peer sees as the close.
                 log.sockets.remove(&number);
                 log.sessions[number].ended = true;
@@ -675,7 +689,7 @@ impl Conversation {
             }
             Dot::Silent => {
                 // The client says nothing more, so this returns when it goes away.
-                let _ = self.peer.read(&mut [0]);
+                self.peer.fill_buf()?;
                 Err(ended())
             }
         }
