@@ -169,7 +169,7 @@ fn the_quick_start_of_the_readme_works() {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{script}\n{text}");
-    for part in ["1 pending", "1 delivered", "1 arrivals", "scope=order/17", "token=1"] {
+    for part in ["1 pending", "1 delivered", "1 arrivals", "scope=order%2F17", "token=1"] {
         assert!(text.contains(part), "{part:?} in {text}");
     }
 }
