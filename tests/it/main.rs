@@ -25,6 +25,7 @@ mod python;
 mod recovery;
 mod secrets;
 mod sink;
+mod statechart;
 mod tidy;
 mod webhook;
 mod worker;
