@@ -102,6 +102,7 @@ CREATE TABLE outbox(
   not_before_ms INTEGER,              -- optional: milliseconds since 1970, 10^11 to 10^13
   expires_at_ms INTEGER,              -- optional: the same; past it a waiting command ends as expired
   traceparent   TEXT,                 -- optional: W3C trace context
+  reissue_of    TEXT,                 -- optional: the id of the finished command that this one was made from
   headers       TEXT,                 -- optional: a JSON object of texts; JSON null means none
   payload       TEXT,                 -- exactly one of payload and payload_bytes,
   payload_bytes BLOB                  --   at most max_payload bytes (1 MiB)
@@ -110,7 +111,7 @@ CREATE TABLE outbox(
 -- What the database must know, one row. The same columns on outbox_scope override it; NULL = this one.
 CREATE TABLE outbox_policy(
   one           INTEGER PRIMARY KEY,
-  on_takeover   TEXT NOT NULL,        -- older commands when a watermark rises: 'deliver'
+  on_takeover   TEXT NOT NULL,        -- older commands when a watermark rises: 'deliver', 'discard', 'review'
   require_seal  INTEGER NOT NULL,     -- 1: a greater token must be sealed before it may write
   max_jump      INTEGER NOT NULL,     -- how far a later token of a foreign source may jump
   max_payload   INTEGER NOT NULL,     -- bytes, of payload and of headers
@@ -126,6 +127,7 @@ CREATE TABLE outbox_scope(
   holder        TEXT,
   era           INTEGER NOT NULL DEFAULT 0,  -- raised by a rebase
   next_seq      INTEGER NOT NULL DEFAULT 1,
+  pruned_seq    INTEGER NOT NULL DEFAULT 0,  -- commands up to here may be gone
   granted_ms    INTEGER,              -- when the lease was granted or last renewed
   until_ms      INTEGER,              -- when it runs out; NULL: no lease, or released
   on_takeover   TEXT,
@@ -160,7 +162,10 @@ CREATE TABLE outbox_state(
   inserted_ms      INTEGER NOT NULL,
   updated_ms       INTEGER NOT NULL,
   first_begun_ms   INTEGER,                        -- max_age counts from here
-  first_unknown_ms INTEGER                         -- resend_window counts from here
+  first_unknown_ms INTEGER,                        -- resend_window counts from here
+  adopted_era      INTEGER,                        -- era and watermark of the scope when it was adopted
+  adopted_token    INTEGER,
+  erased_ms        INTEGER                         -- when payload and headers were erased
 ) STRICT;
 -- SQLite uses a partial index only where the query repeats its WHERE word by word.
 CREATE UNIQUE INDEX outbox_state_seq    ON outbox_state(scope, seq);
@@ -220,6 +225,44 @@ CREATE TABLE outbox_refusal(
   count     INTEGER NOT NULL,
   last_ms   INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+-- What is paused: a destination, a scope, or, with '' everywhere, everything.
+CREATE TABLE outbox_pause(
+  kind        TEXT NOT NULL,
+  destination TEXT NOT NULL,
+  scope       TEXT NOT NULL,
+  until_ms    INTEGER,                -- NULL: until it is resumed
+  at_ms       INTEGER NOT NULL,
+  who         TEXT NOT NULL,
+  reason      TEXT NOT NULL,
+  PRIMARY KEY (kind, destination, scope)
+) STRICT, WITHOUT ROWID;
+
+-- Ids and keys that outlive their commands, after prune or erasure.
+CREATE TABLE outbox_used(
+  id       TEXT NOT NULL PRIMARY KEY,
+  scope    TEXT NOT NULL,
+  key      TEXT,                      -- NULL: none, or given back
+  sha256   BLOB NOT NULL,             -- of the content
+  until_ms INTEGER NOT NULL           -- forgotten after this
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX outbox_used_key ON outbox_used(scope, key) WHERE key IS NOT NULL;
+CREATE INDEX outbox_used_until ON outbox_used(until_ms);
+
+-- The outcome feed, in commit order: read WHERE n > the last n that you have handled, ORDER BY n. No row
+-- can appear behind a later one. Numbers are never used again; gaps mean nothing.
+CREATE TABLE outbox_event(
+  n      INTEGER PRIMARY KEY AUTOINCREMENT,
+  at_ms  INTEGER NOT NULL,
+  event  TEXT NOT NULL,               -- delivered, dead, in_doubt, parked, resumed (pending again after a person's word)
+  id     TEXT NOT NULL,
+  scope  TEXT NOT NULL,
+  lane   TEXT NOT NULL,
+  seq    INTEGER NOT NULL,
+  key    TEXT,
+  reason TEXT,
+  effect TEXT NOT NULL
+) STRICT;
 
 -- What operators did. Rows are only added.
 CREATE TABLE outbox_audit(
@@ -313,6 +356,7 @@ CREATE TRIGGER outbox_admit BEFORE INSERT ON outbox BEGIN
     OR NEW.expires_at_ms NOT BETWEEN 100000000000 AND 10000000000000
     OR NEW.id = '' OR length(CAST(NEW.id AS BLOB)) > 64 OR instr(CAST(NEW.id AS BLOB), x'00') OR NEW.id GLOB '*[^A-Za-z0-9_-]*'
     OR length(CAST(NEW.kind AS BLOB)) NOT BETWEEN 1 AND 255 OR length(CAST(NEW.destination AS BLOB)) NOT BETWEEN 1 AND 255
+    OR NEW.reissue_of = '' OR length(CAST(NEW.reissue_of AS BLOB)) > 64 OR instr(CAST(NEW.reissue_of AS BLOB), x'00') OR NEW.reissue_of GLOB '*[^A-Za-z0-9_-]*'
     OR length(CAST(NEW.lane AS BLOB)) > 255 OR length(CAST(NEW.key AS BLOB)) NOT BETWEEN 1 AND 255 OR length(CAST(NEW.traceparent AS BLOB)) > 255
     OR instr(CAST(NEW.kind || NEW.destination || coalesce(NEW.lane, '') || coalesce(NEW.key, '') AS BLOB), x'00')
     OR NEW.kind || NEW.destination || coalesce(NEW.lane, '') || coalesce(NEW.key, '') GLOB CAST(x'2a5b012d1f7f2dc29f5d2a' AS TEXT)
@@ -325,6 +369,18 @@ CREATE TRIGGER outbox_admit BEFORE INSERT ON outbox BEGIN
           IS CASE WHEN trim(NEW.headers, ' ' || char(9, 10, 13)) <> 'null' THEN CAST(NEW.headers AS BLOB) END));
   -- The fence comes before idempotency: a stale worker is refused even if its command exists already.
   INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.source, 0);
+  -- Pruned ids never come back, and of pruned keys the content can't be compared any more: a repeat.
+  SELECT RAISE(ROLLBACK, 'FP005 id exists with other content') FROM outbox_used WHERE id = NEW.id;
+  SELECT RAISE(IGNORE) FROM outbox_used u WHERE u.scope = NEW.scope AND u.key = NEW.key
+    AND NOT EXISTS (SELECT 1 FROM outbox_state WHERE scope = NEW.scope AND key = NEW.key AND erased_ms IS NULL);
+  -- Under review a repeat by the current holder adopts the parked command. If its content differs, the
+  -- refusal below undoes this too.
+  UPDATE outbox_state SET state = 'pending', tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no, first_begun_ms = NULL, first_unknown_ms = NULL,
+      adopted_era = (SELECT era FROM outbox_scope WHERE scope = NEW.scope), adopted_token = (SELECT watermark FROM outbox_scope WHERE scope = NEW.scope),
+      due_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), set_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
+      updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+    WHERE state = 'parked' AND reason IS NULL AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id),
+      (SELECT n FROM outbox_state WHERE scope = NEW.scope AND key = NEW.key));
   -- Id first, then key. RAISE(IGNORE) skips the row and keeps what the fence wrote.
   SELECT CASE WHEN x.scope = NEW.scope AND NOT (x.state = 'dead' AND x.reason IN ('superseded', 'expired', 'fenced') AND x.effect = 'none')
         AND (NEW.key IS NULL OR x.key IS NEW.key) AND x.lane = coalesce(NEW.lane, '') AND o.kind = NEW.kind AND o.destination = NEW.destination
@@ -421,6 +477,79 @@ CREATE TRIGGER outbox_release_do INSTEAD OF INSERT ON outbox_release BEGIN
   UPDATE outbox_scope SET until_ms = NULL WHERE scope = NEW.scope;
 END;
 
+-- Cancel ends a command that waits, or that was begun and may not send yet. Adopt sends a parked one after
+-- all, with fresh tries; discard ends it. All are checked like an insert, and a refusal (FP007: it can't be
+-- had any more, or waits for an answer; FP011: it ended; FP003: no such command here) undoes the transaction.
+CREATE VIEW outbox_verdict(scope, token, holder, id, verb) AS SELECT scope, token, minted_id, minted_id, state FROM outbox_state WHERE 0;
+CREATE TRIGGER outbox_verdict_do INSTEAD OF INSERT ON outbox_verdict BEGIN
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE typeof(NEW.id) <> 'text'
+    OR NOT EXISTS (SELECT 1 FROM outbox_state x JOIN outbox o ON o.n = x.n WHERE x.scope = NEW.scope AND coalesce(o.id, x.minted_id) = NEW.id);
+  SELECT CASE
+      WHEN x.state IN ('delivered', 'dead') THEN RAISE(ROLLBACK, 'FP011 command is final')
+      WHEN NEW.verb IN ('adopt', 'discard') AND x.state <> 'parked' THEN RAISE(ROLLBACK, 'FP007 command is live')
+      WHEN NEW.verb = 'cancel' AND (x.state = 'in_doubt' OR (x.state = 'sending' AND NOT EXISTS (SELECT 1 FROM outbox_attempt a
+        WHERE a.n = x.n AND a.attempt_no = x.attempt_no AND a.armed_ms IS NULL AND a.settled_ms IS NULL))) THEN RAISE(ROLLBACK, 'FP007 command is live')
+    END
+    FROM outbox_state x WHERE x.n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  UPDATE outbox_attempt SET settled_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), outcome = 'deferred', evidence = '{"phase":"recalled"}'
+    WHERE settled_ms IS NULL AND NEW.verb = 'cancel'
+      AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  UPDATE outbox_state SET updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
+      state = CASE NEW.verb WHEN 'adopt' THEN 'pending' ELSE 'dead' END,
+      reason = CASE NEW.verb WHEN 'cancel' THEN 'cancelled' WHEN 'discard' THEN coalesce(reason, 'superseded') END,
+      key = CASE WHEN NEW.verb = 'discard' AND reason IS NULL AND effect = 'none' THEN NULL ELSE key END
+    WHERE n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  UPDATE outbox_state SET tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no, first_begun_ms = NULL, first_unknown_ms = NULL,
+      adopted_era = (SELECT era FROM outbox_scope WHERE scope = NEW.scope), adopted_token = (SELECT watermark FROM outbox_scope WHERE scope = NEW.scope),
+      due_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), set_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+    WHERE NEW.verb = 'adopt' AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+END;
+CREATE VIEW outbox_cancel(scope, token, holder, id) AS SELECT scope, token, minted_id, minted_id FROM outbox_state WHERE 0;
+CREATE TRIGGER outbox_cancel_do INSTEAD OF INSERT ON outbox_cancel BEGIN
+  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, (SELECT source FROM outbox_scope WHERE scope = NEW.scope), 0);
+  INSERT INTO outbox_verdict(scope, token, holder, id, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, 'cancel');
+END;
+CREATE VIEW outbox_adopt(scope, token, holder, id) AS SELECT scope, token, minted_id, minted_id FROM outbox_state WHERE 0;
+CREATE TRIGGER outbox_adopt_do INSTEAD OF INSERT ON outbox_adopt BEGIN
+  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, (SELECT source FROM outbox_scope WHERE scope = NEW.scope), 0);
+  INSERT INTO outbox_verdict(scope, token, holder, id, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, 'adopt');
+END;
+CREATE VIEW outbox_discard(scope, token, holder, id) AS SELECT scope, token, minted_id, minted_id FROM outbox_state WHERE 0;
+CREATE TRIGGER outbox_discard_do INSTEAD OF INSERT ON outbox_discard BEGIN
+  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, (SELECT source FROM outbox_scope WHERE scope = NEW.scope), 0);
+  INSERT INTO outbox_verdict(scope, token, holder, id, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, 'discard');
+END;
+
+-- ── Take-over: any raise of a watermark, from inside whatever raised it ────────────────────────────
+
+-- Under 'discard' what waits ends, and what was begun and may not send yet is recalled; under 'review' what
+-- is pending is parked. An armed attempt runs to its outcome. Each raise looks at adopted commands again.
+CREATE TRIGGER outbox_takeover AFTER UPDATE ON outbox_scope WHEN NEW.watermark > OLD.watermark AND NEW.era = OLD.era
+    AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) <> 'deliver'
+BEGIN
+  UPDATE outbox_attempt SET settled_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), outcome = 'deferred', evidence = '{"phase":"recalled"}'
+    WHERE settled_ms IS NULL AND armed_ms IS NULL AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'discard'
+      AND n IN (SELECT n FROM outbox_state WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'sending' AND (era < NEW.era OR token < NEW.watermark));
+  UPDATE outbox_state SET state = 'dead', reason = 'superseded', key = CASE WHEN effect = 'none' THEN NULL ELSE key END,
+      updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+    WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND (era < NEW.era OR token < NEW.watermark)
+      AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'discard'
+      AND (state IN ('pending', 'parked') OR (state = 'sending' AND NOT EXISTS (SELECT 1 FROM outbox_attempt a WHERE a.n = outbox_state.n AND a.settled_ms IS NULL)));
+  UPDATE outbox_state SET state = 'parked', reason = NULL, updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+    WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'pending' AND (era < NEW.era OR token < NEW.watermark)
+      AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'review';
+END;
+
+-- ── The outcome feed ───────────────────────────────────────────────────────────────────────────────
+
+CREATE TRIGGER outbox_state_event AFTER UPDATE ON outbox_state
+  WHEN NEW.state <> OLD.state AND (NEW.state IN ('delivered', 'dead', 'in_doubt', 'parked') OR (NEW.state = 'pending' AND OLD.state IN ('in_doubt', 'parked')))
+BEGIN
+  INSERT INTO outbox_event(at_ms, event, id, scope, lane, seq, key, reason, effect)
+    SELECT NEW.updated_ms, CASE NEW.state WHEN 'pending' THEN 'resumed' ELSE NEW.state END, coalesce(o.id, NEW.minted_id), NEW.scope, NEW.lane, NEW.seq, o.key, NEW.reason, NEW.effect
+      FROM outbox o WHERE o.n = NEW.n;
+END;
+
 -- ── Lane rows, kept by triggers so that every writer keeps them ────────────────────────────────────
 
 CREATE TRIGGER outbox_lane_enter AFTER INSERT ON outbox_state BEGIN
@@ -461,10 +590,18 @@ END;
 CREATE TRIGGER outbox_immutable BEFORE UPDATE ON outbox WHEN NOT (NEW.n IS OLD.n AND NEW.id IS OLD.id AND NEW.scope IS OLD.scope
     AND NEW.token IS OLD.token AND NEW.holder IS OLD.holder AND NEW.source IS OLD.source AND NEW.lane IS OLD.lane AND NEW.key IS OLD.key
     AND NEW.kind IS OLD.kind AND NEW.destination IS OLD.destination AND NEW.not_before_ms IS OLD.not_before_ms
-    AND NEW.expires_at_ms IS OLD.expires_at_ms AND NEW.traceparent IS OLD.traceparent AND NEW.headers IS OLD.headers
-    AND NEW.payload IS OLD.payload AND NEW.payload_bytes IS OLD.payload_bytes)
+    AND NEW.expires_at_ms IS OLD.expires_at_ms AND NEW.traceparent IS OLD.traceparent
+    AND NEW.reissue_of IS OLD.reissue_of
+    -- Payload and headers of a finished command may be erased, once its content is remembered by its hash.
+    AND ((NEW.headers IS OLD.headers AND NEW.payload IS OLD.payload AND NEW.payload_bytes IS OLD.payload_bytes)
+      OR (NEW.headers IS NULL AND NEW.payload IS NULL AND NEW.payload_bytes IS NULL AND EXISTS (SELECT 1 FROM outbox_state x JOIN outbox_used u
+        ON u.id = coalesce(OLD.id, x.minted_id) WHERE x.n = OLD.n AND x.state IN ('delivered', 'dead') AND x.erased_ms IS NOT NULL))))
 BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
-CREATE TRIGGER outbox_keep BEFORE DELETE ON outbox BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
+-- A command goes by prune alone: final, at the front of its scope, its id remembered; attempts first, then the
+-- command, then its state.
+CREATE TRIGGER outbox_keep BEFORE DELETE ON outbox WHEN NOT EXISTS (SELECT 1 FROM outbox_state x JOIN outbox_scope s ON s.scope = x.scope
+    JOIN outbox_used u ON u.id = coalesce(OLD.id, x.minted_id) WHERE x.n = OLD.n AND x.state IN ('delivered', 'dead') AND x.seq <= s.pruned_seq)
+BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
 
 CREATE TRIGGER outbox_state_new BEFORE INSERT ON outbox_state WHEN EXISTS (SELECT 1 FROM outbox_state WHERE n = NEW.n)
     OR NEW.seq IS NOT (SELECT next_seq FROM outbox_scope WHERE scope = NEW.scope)
@@ -475,7 +612,7 @@ BEGIN SELECT RAISE(ABORT, 'FP005 id exists with other content'); END;
 -- A NULL must not pass: under OR REPLACE it becomes the column's default, and under OR IGNORE nothing at all.
 CREATE TRIGGER outbox_state_same BEFORE UPDATE ON outbox_state WHEN (NEW.n IS OLD.n AND NEW.scope IS OLD.scope AND NEW.lane IS OLD.lane
     AND NEW.seq IS OLD.seq AND NEW.era IS OLD.era AND NEW.token IS OLD.token AND NEW.minted_id IS OLD.minted_id
-    AND NEW.inserted_ms IS OLD.inserted_ms AND (NEW.key IS NULL OR NEW.key IS OLD.key)
+    AND NEW.inserted_ms IS OLD.inserted_ms AND (NEW.erased_ms IS OLD.erased_ms OR (OLD.erased_ms IS NULL AND NEW.state IN ('delivered', 'dead'))) AND (NEW.key IS NULL OR NEW.key IS OLD.key)
     AND NEW.state IN ('pending', 'sending', 'in_doubt', 'parked', 'delivered', 'dead') AND NEW.effect IN ('none', 'possible', 'done')) IS NOT TRUE
 BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
 CREATE TRIGGER outbox_state_final BEFORE UPDATE ON outbox_state WHEN OLD.state IN ('delivered', 'dead')
@@ -489,10 +626,12 @@ BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_state_key_kept BEFORE UPDATE ON outbox_state WHEN NEW.key IS NULL AND OLD.key IS NOT NULL
     AND NOT (NEW.state IS 'dead' AND NEW.reason IN ('superseded', 'expired', 'fenced') AND NEW.effect IS 'none')
 BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
-CREATE TRIGGER outbox_state_keep BEFORE DELETE ON outbox_state BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
+CREATE TRIGGER outbox_state_keep BEFORE DELETE ON outbox_state WHEN OLD.state NOT IN ('delivered', 'dead')
+    OR OLD.seq > (SELECT pruned_seq FROM outbox_scope WHERE scope = OLD.scope) OR EXISTS (SELECT 1 FROM outbox WHERE n = OLD.n)
+BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
 
 CREATE TRIGGER outbox_scope_new BEFORE INSERT ON outbox_scope WHEN EXISTS (SELECT 1 FROM outbox_scope WHERE scope = NEW.scope)
-    OR NEW.next_seq IS NOT 1 OR NEW.era IS NOT 0
+    OR NEW.next_seq IS NOT 1 OR NEW.era IS NOT 0 OR NEW.pruned_seq IS NOT 0
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 -- next_seq rises only over a number that was given, and a new era names its source.
 CREATE TRIGGER outbox_scope_rise BEFORE UPDATE ON outbox_scope WHEN NEW.scope IS NOT OLD.scope OR NEW.watermark IS NULL OR NEW.next_seq IS NULL
@@ -500,6 +639,11 @@ CREATE TRIGGER outbox_scope_rise BEFORE UPDATE ON outbox_scope WHEN NEW.scope IS
     OR (NEW.era > OLD.era AND NEW.source IS NULL) OR NEW.next_seq NOT IN (OLD.next_seq, OLD.next_seq + 1)
     OR (NEW.next_seq > OLD.next_seq AND NOT EXISTS (SELECT 1 FROM outbox_state WHERE scope = OLD.scope AND seq = OLD.next_seq))
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+-- Only what is final may be pruned, from the front.
+CREATE TRIGGER outbox_scope_prune BEFORE UPDATE ON outbox_scope WHEN NEW.pruned_seq IS NOT OLD.pruned_seq AND (NEW.pruned_seq IS NULL
+    OR NEW.pruned_seq < OLD.pruned_seq OR NEW.pruned_seq >= OLD.next_seq
+    OR EXISTS (SELECT 1 FROM outbox_state WHERE scope = OLD.scope AND seq > OLD.pruned_seq AND seq <= NEW.pruned_seq AND state NOT IN ('delivered', 'dead')))
+BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
 CREATE TRIGGER outbox_scope_bound BEFORE UPDATE ON outbox_scope WHEN OLD.holder IS NOT NULL AND NEW.holder IS NOT OLD.holder
     AND NEW.watermark IS OLD.watermark AND NEW.era IS OLD.era
 BEGIN SELECT RAISE(ABORT, 'FP002 token belongs to another holder'); END;
@@ -521,16 +665,17 @@ CREATE TRIGGER outbox_attempt_same BEFORE UPDATE ON outbox_attempt WHEN NOT (NEW
     AND NEW.on_unknown IS OLD.on_unknown AND NEW.begun_ms IS OLD.begun_ms AND (OLD.armed_ms IS NULL OR NEW.armed_ms IS OLD.armed_ms)
     AND (OLD.settled_ms IS NULL OR (NEW.settled_ms IS OLD.settled_ms AND NEW.armed_ms IS OLD.armed_ms AND NEW.outcome IS OLD.outcome AND NEW.evidence IS OLD.evidence)))
 BEGIN SELECT RAISE(ABORT, 'FP011 command is final'); END;
-CREATE TRIGGER outbox_attempt_keep BEFORE DELETE ON outbox_attempt BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
+CREATE TRIGGER outbox_attempt_keep BEFORE DELETE ON outbox_attempt WHEN NOT EXISTS (SELECT 1 FROM outbox_state x JOIN outbox_scope s ON s.scope = x.scope
+    WHERE x.n = OLD.n AND x.state IN ('delivered', 'dead') AND x.seq <= s.pruned_seq)
+BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
 
 CREATE TRIGGER outbox_policy_new BEFORE INSERT ON outbox_policy BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_policy_keep BEFORE DELETE ON outbox_policy BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
--- Of on_takeover only 'deliver' works in this version; a later one replaces these two triggers.
-CREATE TRIGGER outbox_policy_legal BEFORE UPDATE ON outbox_policy WHEN NEW.one IS NOT 1 OR NEW.on_takeover IS NOT 'deliver'
+CREATE TRIGGER outbox_policy_legal BEFORE UPDATE ON outbox_policy WHEN NEW.one IS NOT 1 OR NEW.on_takeover IS NULL OR NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
     OR NEW.require_seal IS NULL OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump IS NULL OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
     OR NEW.max_payload IS NULL OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention IS NULL OR NEW.key_retention < 0
 BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
-CREATE TRIGGER outbox_scope_legal BEFORE UPDATE ON outbox_scope WHEN (NEW.on_takeover IS NOT NULL AND NEW.on_takeover <> 'deliver')
+CREATE TRIGGER outbox_scope_legal BEFORE UPDATE ON outbox_scope WHEN NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
     OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904 OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention < 0
 BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
 
@@ -544,6 +689,28 @@ CREATE TRIGGER outbox_meta_rise BEFORE UPDATE ON outbox_meta WHEN NEW.one IS NOT
     OR NEW.uuid IS NOT OLD.uuid
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_meta_keep BEFORE DELETE ON outbox_meta BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+
+CREATE TRIGGER outbox_pause_new BEFORE INSERT ON outbox_pause WHEN NEW.kind IS NULL OR NEW.destination IS NULL OR NEW.scope IS NULL
+    OR EXISTS (SELECT 1 FROM outbox_pause WHERE kind = NEW.kind AND destination = NEW.destination AND scope = NEW.scope)
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_used_new BEFORE INSERT ON outbox_used WHEN EXISTS (SELECT 1 FROM outbox_used WHERE id = NEW.id)
+    OR EXISTS (SELECT 1 FROM outbox_used WHERE scope = NEW.scope AND key = NEW.key)
+BEGIN SELECT RAISE(ABORT, 'FP005 id exists with other content'); END;
+CREATE TRIGGER outbox_used_same BEFORE UPDATE ON outbox_used WHEN NOT (NEW.id IS OLD.id AND NEW.scope IS OLD.scope AND NEW.key IS OLD.key AND NEW.sha256 IS OLD.sha256
+    AND NEW.until_ms >= OLD.until_ms)
+BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+-- An id is remembered as long as its command is there, and for key_retention after that.
+CREATE TRIGGER outbox_used_keep BEFORE DELETE ON outbox_used WHEN OLD.until_ms > CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+    OR EXISTS (SELECT 1 FROM outbox WHERE id = OLD.id) OR EXISTS (SELECT 1 FROM outbox_state WHERE minted_id = OLD.id)
+BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
+-- The feed is only added to at its end and taken away at its front.
+CREATE TRIGGER outbox_event_new BEFORE INSERT ON outbox_event WHEN NEW.n IS NOT NULL AND NEW.n <> -1
+BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+CREATE TRIGGER outbox_event_end AFTER INSERT ON outbox_event WHEN NEW.n < 1
+BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+CREATE TRIGGER outbox_event_same BEFORE UPDATE ON outbox_event BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+CREATE TRIGGER outbox_event_front BEFORE DELETE ON outbox_event WHEN EXISTS (SELECT 1 FROM outbox_event WHERE n < OLD.n)
+BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
 
 CREATE TRIGGER outbox_refusal_new BEFORE INSERT ON outbox_refusal WHEN EXISTS (SELECT 1 FROM outbox_refusal WHERE scope = NEW.scope)
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;

@@ -61,6 +61,7 @@ enum Protection {
 
 const LIMITS: Limits = Limits {
     on_unknown: OnUnknown::Hold,
+    on_dead: fencepost::rules::OnDead::Continue,
     max_attempts: 40,
     max_age_ms: 72 * 3_600_000,
     resend_window_ms: 24 * 3_600_000,

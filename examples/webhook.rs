@@ -45,6 +45,7 @@ struct Args {
 
 const LIMITS: Limits = Limits {
     on_unknown: OnUnknown::Resend,
+    on_dead: fencepost::rules::OnDead::Continue,
     max_attempts: 40,
     max_age_ms: 20 * 3_600_000,
     resend_window_ms: 24 * 3_600_000,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::values::{
-    Continue, Endpoint, LevelWord, LogFormat, Network, SecretRef, Secrets, TlsWord, Unknown, UnknownStatus, Wait,
+    Endpoint, LevelWord, LogFormat, Network, OnDeadWord, SecretRef, Secrets, TlsWord, Unknown, UnknownStatus, Wait,
     anchor,
 };
 
@@ -86,7 +86,7 @@ layer! {
         url: Option<Endpoint>,
         secrets: Option<Secrets>,
         on_unknown: Option<Unknown>,
-        on_dead: Option<Continue>,
+        on_dead: Option<OnDeadWord>,
         max_attempts: Option<NonZeroU32>,
         max_age: Option<Wait>,
         resend_window: Option<Wait>,
@@ -124,7 +124,7 @@ layer! {
         allow_plaintext: Option<bool>,
         ca_file: Option<PathBuf>,
         on_unknown: Option<Unknown>,
-        on_dead: Option<Continue>,
+        on_dead: Option<OnDeadWord>,
         max_attempts: Option<NonZeroU32>,
         max_age: Option<Wait>,
         resend_window: Option<Wait>,

@@ -146,9 +146,9 @@ impl<'a> Table<'a> {
     }
 
     fn webhook(&self, layer: &WebhookLayer) -> Result<Destination<webhook::Settings>, ConfigError> {
-        self.get(layer.on_dead, "on_dead")?;
         let limits = Limits {
             on_unknown: self.get(layer.on_unknown, "on_unknown")?.0,
+            on_dead: self.get(layer.on_dead, "on_dead")?.0,
             max_attempts: self.get(layer.max_attempts, "max_attempts")?.get(),
             max_age_ms: self.get(layer.max_age, "max_age")?.as_ms(),
             resend_window_ms: self.get(layer.resend_window, "resend_window")?.as_ms(),
@@ -175,9 +175,9 @@ impl<'a> Table<'a> {
     }
 
     fn email(&self, layer: &EmailLayer) -> Result<Destination<email::Settings>, ConfigError> {
-        self.get(layer.on_dead, "on_dead")?;
         let limits = Limits {
             on_unknown: self.get(layer.on_unknown, "on_unknown")?.0,
+            on_dead: self.get(layer.on_dead, "on_dead")?.0,
             max_attempts: self.get(layer.max_attempts, "max_attempts")?.get(),
             max_age_ms: self.get(layer.max_age, "max_age")?.as_ms(),
             resend_window_ms: self.get(layer.resend_window, "resend_window")?.as_ms(),

@@ -14,7 +14,7 @@ use serde::{Serialize, Serializer};
 use url::Url;
 
 use crate::email::Tls;
-use crate::rules::OnUnknown;
+use crate::rules::{OnDead, OnUnknown};
 
 /// A value that is written as text: `$parse` reads it, `$show` writes it back without secrets.
 macro_rules! text_value {
@@ -275,16 +275,12 @@ fn parse_on_unknown(text: &str) -> Result<Unknown, String> {
 
 /// What a dead command means for its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Continue;
+pub(super) struct OnDeadWord(pub(super) OnDead);
 
-text_value!(Continue, "\"continue\"", parse_on_dead, |_| "continue".to_owned());
+text_value!(OnDeadWord, "\"continue\" or \"block\"", parse_on_dead, |word| word.0.as_str().to_owned());
 
-fn parse_on_dead(text: &str) -> Result<Continue, String> {
-    match text {
-        "continue" => Ok(Continue),
-        "block" => Err("\"block\" comes with a later version; until then write \"continue\"".to_owned()),
-        _ => Err(format!("{text:?} is not \"continue\"")),
-    }
+fn parse_on_dead(text: &str) -> Result<OnDeadWord, String> {
+    OnDead::parse(text).map(OnDeadWord).ok_or_else(|| format!("{text:?} is not one of \"continue\" and \"block\""))
 }
 
 /// How a relay's connection is protected.

@@ -43,6 +43,7 @@ pub struct Destinations {
 /// The limits for a command whose destination isn't known any more when a start finds it open.
 const UNKNOWN: Limits = Limits {
     on_unknown: OnUnknown::Hold,
+    on_dead: crate::rules::OnDead::Continue,
     max_attempts: 40,
     max_age_ms: 72 * 3_600_000,
     resend_window_ms: 24 * 3_600_000,

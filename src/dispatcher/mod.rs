@@ -358,7 +358,9 @@ impl<S: Store> Dispatcher<S> {
             Verdict::Begin => {}
             Verdict::Expire => return First::End(Event::Expire, "its time is over".to_owned()),
             Verdict::Fence => return First::End(Event::Fence, "something newer was begun in its lane".to_owned()),
-            Verdict::NotHead | Verdict::NotPending | Verdict::NotDue | Verdict::ClockUnsteady => return First::Leave,
+            Verdict::NotHead | Verdict::NotPending | Verdict::NotDue | Verdict::Paused | Verdict::ClockUnsteady => {
+                return First::Leave;
+            }
         }
         let command = match &due.command {
             Ok(command) => command,

@@ -128,6 +128,22 @@ pub enum OnTakeover {
     Review,
 }
 
+impl OnTakeover {
+    /// The word that the database uses.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Deliver => "deliver",
+            Self::Discard => "discard",
+            Self::Review => "review",
+        }
+    }
+
+    /// Reads [`OnTakeover::as_str`] back.
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Deliver, Self::Discard, Self::Review].into_iter().find(|policy| policy.as_str() == text)
+    }
+}
+
 /// What is known of a scope. A scope without a row is `None` where this is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ScopeFacts<'a> {

@@ -3,7 +3,7 @@
 //! Recovery at start goes through the same function as a settle at run time; there is no second set
 //! of rules for a restart.
 
-use super::{FOUND_OPEN_MAX, Limits, OnTakeover, OnUnknown, backoff_ms};
+use super::{FOUND_OPEN_MAX, Limits, OnDead, OnTakeover, OnUnknown, backoff_ms};
 
 /// What is known after an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -245,6 +245,10 @@ pub enum Event {
     Fence,
     /// Its holder or an operator ends it.
     Cancel,
+    /// Its holder or an operator sends a parked one after all.
+    Adopt,
+    /// Its holder or an operator ends a parked one.
+    Discard,
 }
 
 impl Event {
@@ -260,7 +264,9 @@ impl Event {
             | Self::Expire
             | Self::Invalid
             | Self::Fence
-            | Self::Cancel => None,
+            | Self::Cancel
+            | Self::Adopt
+            | Self::Discard => None,
         }
     }
 }
@@ -304,7 +310,7 @@ pub fn next(command: &CommandFacts, event: Event, place: &Place) -> Result<Comma
             Outcome::Unknown if armed => Ok(unknown(command, on_unknown, wait_ms(command, place), place)),
             Outcome::Delivered | Outcome::Unknown => Err(illegal),
             Outcome::Deferred => Ok(deferred(command, fault, retry_after_ms, place)),
-            Outcome::Refused => dead(Reason::Refused),
+            Outcome::Refused => Ok(failed(command, Reason::Refused, place)),
         },
         // Begun armed and not yet connected is certain too; armed later is not.
         (
@@ -321,6 +327,11 @@ pub fn next(command: &CommandFacts, event: Event, place: &Place) -> Result<Comma
         (State::Sending { armed: false, .. } | State::Pending | State::Parked(_), Event::Cancel) => {
             dead(Reason::Cancelled)
         }
+        // A takeover's later look leaves an adopted command alone; the store notes the watermark.
+        (State::Parked(_), Event::Adopt) => {
+            Ok(CommandFacts { state: State::Pending, overtaken: false, ..anew(command, place) })
+        }
+        (State::Parked(reason), Event::Discard) => dead(reason.unwrap_or(Reason::Superseded)),
         (State::InDoubt, Event::Resolve(answer)) => Ok(resolve(command, answer, place)),
         (State::Pending | State::Parked(_), Event::Expire) => dead(Reason::Expired),
         (State::Pending, Event::Invalid) => dead(Reason::Invalid),
@@ -341,7 +352,9 @@ pub fn next(command: &CommandFacts, event: Event, place: &Place) -> Result<Comma
             | Event::Expire
             | Event::Invalid
             | Event::Fence
-            | Event::Cancel,
+            | Event::Cancel
+            | Event::Adopt
+            | Event::Discard,
         ) => Err(illegal),
     }
 }
@@ -392,18 +405,20 @@ fn resolve(command: &CommandFacts, answer: Answer, place: &Place) -> CommandFact
     match answer {
         Answer::Delivered => CommandFacts { state: State::Delivered, effect: EffectState::Done, ..*command },
         Answer::GivenUp => CommandFacts { state: State::Dead(Reason::Abandoned), ..*command },
-        Answer::NotDelivered => back(
-            &CommandFacts {
-                tries: 0,
-                found_open: 0,
-                fresh_no: command.attempt_no,
-                first_begun_ms: None,
-                first_unknown_ms: None,
-                due_ms: place.now_ms,
-                ..*command
-            },
-            place,
-        ),
+        Answer::NotDelivered => back(&anew(command, place), place),
+    }
+}
+
+/// Fresh tries and windows, due now.
+fn anew(command: &CommandFacts, place: &Place) -> CommandFacts {
+    CommandFacts {
+        tries: 0,
+        found_open: 0,
+        fresh_no: command.attempt_no,
+        first_begun_ms: None,
+        first_unknown_ms: None,
+        due_ms: place.now_ms,
+        ..*command
     }
 }
 
@@ -412,8 +427,17 @@ fn again(command: &CommandFacts, due_ms: i64, place: &Place) -> CommandFacts {
     if tries_left(command, place) {
         back(&CommandFacts { due_ms, ..*command }, place)
     } else {
-        CommandFacts { state: State::Dead(Reason::Exhausted), ..*command }
+        failed(command, Reason::Exhausted, place)
     }
+}
+
+/// Refused, or out of tries: by the destination's policy the end, or a halt of the lane.
+fn failed(command: &CommandFacts, reason: Reason, place: &Place) -> CommandFacts {
+    let state = match place.limits.on_dead {
+        OnDead::Continue => State::Dead(reason),
+        OnDead::Block => State::Parked(Some(reason)),
+    };
+    CommandFacts { state, begun_ms: None, ..*command }
 }
 
 /// Back to pending by the take-over rule: what a newer holder superseded does not come back later.

@@ -25,6 +25,8 @@ pub struct Candidate {
     pub due_ms: i64,
     /// When its time is over.
     pub expires_at_ms: Option<i64>,
+    /// Whether its destination, its scope or everything is paused.
+    pub paused: bool,
 }
 
 /// What the rules say of a candidate.
@@ -42,6 +44,8 @@ pub enum Verdict {
     NotPending,
     /// It is due later.
     NotDue,
+    /// Its destination, its scope or everything is paused.
+    Paused,
     /// Its time is over, but the clock jumped and is not trusted yet.
     ClockUnsteady,
 }
@@ -64,6 +68,8 @@ pub fn look(candidate: &Candidate, now_ms: i64, steady: bool) -> Verdict {
         Verdict::Fence
     } else if candidate.due_ms > now_ms {
         Verdict::NotDue
+    } else if candidate.paused {
+        Verdict::Paused
     } else {
         Verdict::Begin
     }

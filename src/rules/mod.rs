@@ -22,4 +22,4 @@ pub use command::{
 };
 pub use dispatch::{Candidate, FOUND_OPEN_MAX, Verdict, is_suspect, look};
 pub use names::{FencingToken, InvalidName, InvalidToken, NAME_BYTES_MAX, TOKEN_MAX, check_id, check_lane, check_name};
-pub use retry::{Backoff, Jitter, Limits, OnUnknown, backoff_bound_ms, backoff_ms};
+pub use retry::{Backoff, Jitter, Limits, OnDead, OnUnknown, backoff_bound_ms, backoff_ms};

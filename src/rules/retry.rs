@@ -9,6 +9,21 @@ pub enum OnUnknown {
     Resend,
 }
 
+impl OnDead {
+    /// The word that configuration uses.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Continue => "continue",
+            Self::Block => "block",
+        }
+    }
+
+    /// Reads [`OnDead::as_str`] back.
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Continue, Self::Block].into_iter().find(|policy| policy.as_str() == text)
+    }
+}
+
 impl OnUnknown {
     /// The word that configuration and database use.
     pub const fn as_str(self) -> &'static str {
@@ -22,6 +37,15 @@ impl OnUnknown {
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Hold, Self::Resend].into_iter().find(|policy| policy.as_str() == text)
     }
+}
+
+/// What becomes of a command that is refused, or has no tries left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OnDead {
+    /// It is dead, and its lane goes on.
+    Continue,
+    /// It is parked with that reason and stays the head of its lane, until it is adopted or discarded.
+    Block,
 }
 
 /// How chance is mixed into a wait.
@@ -49,6 +73,8 @@ pub struct Backoff {
 pub struct Limits {
     /// What an unknown outcome leads to.
     pub on_unknown: OnUnknown,
+    /// What a refusal, or the end of the tries, leads to.
+    pub on_dead: OnDead,
     /// Tries that may be used up.
     pub max_attempts: u32,
     /// Time from the first begin after which no try is left, in milliseconds.
@@ -58,6 +84,18 @@ pub struct Limits {
     pub resend_window_ms: i64,
     /// The wait between attempts.
     pub backoff: Backoff,
+}
+
+impl Limits {
+    /// No limit at all, for answers and ends that don't depend on a destination.
+    pub const NONE: Self = Self {
+        on_unknown: OnUnknown::Hold,
+        on_dead: OnDead::Continue,
+        max_attempts: u32::MAX,
+        max_age_ms: i64::MAX,
+        resend_window_ms: i64::MAX,
+        backoff: Backoff { base_ms: 1, cap_ms: 1, jitter: Jitter::Full },
+    };
 }
 
 /// The bound from which the wait after failure number `failures` (0, 1, 2 …) is drawn: it doubles

@@ -10,6 +10,7 @@ const NOW: i64 = 1_796_205_600_000;
 
 const LIMITS: Limits = Limits {
     on_unknown: OnUnknown::Hold,
+    on_dead: crate::rules::OnDead::Continue,
     max_attempts: 3,
     max_age_ms: 20 * HOUR,
     resend_window_ms: 24 * HOUR,
@@ -241,6 +242,7 @@ fn looks() {
         head_seq: 3,
         due_ms: NOW,
         expires_at_ms: None,
+        paused: false,
     };
     let past = Candidate { expires_at_ms: Some(NOW), ..head };
     for (candidate, steady, verdict) in [
@@ -252,6 +254,8 @@ fn looks() {
         (Candidate { order: (1, 1, 3), begun: (0, 5_000, 2), ..head }, true, Verdict::Begin),
         (Candidate { head_seq: 2, ..head }, true, Verdict::NotHead),
         (Candidate { due_ms: NOW + 1, ..head }, true, Verdict::NotDue),
+        (Candidate { paused: true, ..head }, true, Verdict::Paused),
+        (Candidate { paused: true, ..past }, true, Verdict::Expire),
         (Candidate { state: State::InDoubt, ..head }, true, Verdict::NotPending),
         (Candidate { state: State::Parked(None), ..head }, true, Verdict::NotPending),
         (past, true, Verdict::Expire),

@@ -8,14 +8,19 @@
 use rusqlite::types::Type;
 use rusqlite::{Connection, Row, named_params};
 
-use crate::rules::{CommandFacts, EffectState, OnUnknown, Reason, State};
+use crate::rules::{CommandFacts, EffectState, Limits, OnTakeover, OnUnknown, Place, Reason, State};
 
 const LOAD: &str = "SELECT x.state, x.reason, x.effect, x.attempt_no, x.fresh_no, x.tries, x.found_open,
-        x.first_begun_ms, x.first_unknown_ms, x.due_ms, x.era < s.era OR x.token < s.watermark,
+        x.first_begun_ms, x.first_unknown_ms, x.due_ms, (x.era < s.era OR x.token < s.watermark)
+            AND NOT (coalesce(x.adopted_era, -1) = s.era AND coalesce(x.adopted_token, -1) = s.watermark),
         a.on_unknown, a.armed_ms IS NOT NULL, a.begun_ms
     FROM outbox_state x JOIN outbox_scope s ON s.scope = x.scope
     LEFT JOIN outbox_attempt a ON a.n = x.n AND a.attempt_no = x.attempt_no AND a.settled_ms IS NULL
     WHERE x.n = ?1";
+
+const POLICY: &str =
+    "SELECT coalesce(s.on_takeover, p.on_takeover) FROM outbox_state x JOIN outbox_scope s ON s.scope = x.scope
+    JOIN outbox_policy p WHERE x.n = ?1";
 
 const STORE: &str = "UPDATE outbox_state SET state = :state, reason = :reason, effect = :effect,
         attempt_no = :attempt_no, fresh_no = :fresh_no, tries = :tries, found_open = :found_open,
@@ -47,6 +52,20 @@ pub(crate) fn load(connection: &Connection, n: i64) -> rusqlite::Result<CommandF
             overtaken: row.get(10)?,
         })
     })
+}
+
+/// The surroundings of a transition of this command: its scope's policy, read here, and what the caller
+/// knows.
+pub(crate) fn place(
+    connection: &Connection,
+    n: i64,
+    limits: &Limits,
+    now_ms: i64,
+    jitter: u32,
+) -> rusqlite::Result<Place> {
+    let policy: String = connection.prepare_cached(POLICY)?.query_row([n], |row| row.get(0))?;
+    let on_takeover = known(0, &policy, OnTakeover::parse)?;
+    Ok(Place { limits: *limits, on_takeover, now_ms, jitter })
 }
 
 /// Writes the facts back, `now_ms` as the time of the change; triggers move the lane along.

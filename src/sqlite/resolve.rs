@@ -58,28 +58,20 @@ pub fn resolve(connection: &mut Connection, resolution: &Resolution<'_>) -> Resu
     let not_found = || ResolveError::NotFound { id: resolution.id.to_owned() };
     let n = inspect::find(&transaction, resolution.id)?.ok_or_else(not_found)?;
     let before = facts::load(&transaction, n)?;
-    let after = next(&before, Event::Resolve(resolution.answer), &place(resolution.now_ms)).map_err(
-        |IllegalTransition { state, event: _ }| ResolveError::NotInDoubt { id: resolution.id.to_owned(), state },
-    )?;
+    let after = next(
+        &before,
+        Event::Resolve(resolution.answer),
+        &facts::place(&transaction, n, &Limits::NONE, resolution.now_ms, 0)?,
+    )
+    .map_err(|IllegalTransition { state, event: _ }| ResolveError::NotInDoubt {
+        id: resolution.id.to_owned(),
+        state,
+    })?;
     facts::store(&transaction, n, &after, resolution.now_ms)?;
     audit(&transaction, n, resolution, &before, &after)?;
     let resolved = inspect::command(&transaction, n)?;
     transaction.commit()?;
     Ok(resolved)
-}
-
-/// A person's answer asks for no limits: it gives fresh tries. Of the take-over policies this version
-/// of the contract has `deliver` alone.
-fn place(now_ms: i64) -> Place {
-    let backoff = Backoff { base_ms: 1, cap_ms: 1, jitter: Jitter::Full };
-    let limits = Limits {
-        on_unknown: OnUnknown::Hold,
-        max_attempts: u32::MAX,
-        max_age_ms: i64::MAX,
-        resend_window_ms: 0,
-        backoff,
-    };
-    Place { limits, on_takeover: OnTakeover::Deliver, now_ms, jitter: 0 }
 }
 
 fn audit(

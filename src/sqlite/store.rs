@@ -148,7 +148,7 @@ impl Store for SqliteStore {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let query = move |connection: &Connection| {
             let mut statement = connection.prepare_cached(DUE)?;
-            let rows = statement.query_map(params![kind, destination, now_ms, limit], due)?;
+            let rows = statement.query_map(params![now_ms, kind, destination, limit], due)?;
             rows.collect()
         };
         self.reader.read(query).await
@@ -194,7 +194,9 @@ impl Store for SqliteStore {
         self.writer.submit(move |connection| {
             let facts = facts::load(connection, n)?;
             // No limit and no chance enters into an end without an attempt.
-            let Ok(after) = next(&facts, event, &place(&NO_LIMITS, now_ms, 0)) else { return Ok(None) };
+            let Ok(after) = next(&facts, event, &facts::place(connection, n, &Limits::NONE, now_ms, 0)?) else {
+                return Ok(None);
+            };
             facts::store(connection, n, &after, now_ms)?;
             connection.prepare_cached("UPDATE outbox_state SET why = ?2 WHERE n = ?1")?.execute(params![n, why])?;
             Ok(Some(settled(&after)))
@@ -219,19 +221,6 @@ impl Store for SqliteStore {
     fn is_same(&self) -> Result<(), StoreError> {
         self.lock.is_same().map_err(|error| StoreError::Broken(error.to_string()))
     }
-}
-
-const NO_LIMITS: Limits = Limits {
-    on_unknown: crate::rules::OnUnknown::Hold,
-    max_attempts: u32::MAX,
-    max_age_ms: i64::MAX,
-    resend_window_ms: i64::MAX,
-    backoff: crate::rules::Backoff { base_ms: 1, cap_ms: 1, jitter: crate::rules::Jitter::Full },
-};
-
-/// Of the policies only `deliver` works in this version; the contract refuses the others.
-const fn place(limits: &Limits, now_ms: i64, jitter: u32) -> Place {
-    Place { limits: *limits, on_takeover: crate::rules::OnTakeover::Deliver, now_ms, jitter }
 }
 
 fn settled(facts: &CommandFacts) -> Settled {
@@ -274,7 +263,9 @@ macro_rules! candidate {
         concat!(
             "SELECT x.n, coalesce(o.id, x.minted_id), x.scope, x.lane, x.seq, x.token, o.kind, o.destination, o.headers,
                 o.payload, o.payload_bytes, x.inserted_ms, o.traceparent, x.state, x.effect, x.era, l.begun_era,
-                l.begun_token, l.begun_seq, h.seq, x.due_ms, o.expires_at_ms, x.found_row
+                l.begun_token, l.begun_seq, h.seq, x.due_ms, o.expires_at_ms, x.found_row,
+                EXISTS (SELECT 1 FROM outbox_pause p WHERE p.kind IN ('', o.kind) AND p.destination IN ('', o.destination)
+                    AND p.scope IN ('', x.scope) AND (p.until_ms IS NULL OR p.until_ms > ?1))
             FROM outbox_lane l JOIN outbox_state h ON h.n = l.head_n JOIN outbox_state x ON x.n = ",
             $rest
         )
@@ -283,7 +274,10 @@ macro_rules! candidate {
 
 const DUE: &str = candidate!(
     "l.head_n JOIN outbox o ON o.n = x.n
-    WHERE l.kind = ?1 AND l.destination = ?2 AND l.due_ms IS NOT NULL AND l.due_ms <= ?3 ORDER BY l.due_ms LIMIT ?4"
+    WHERE l.kind = ?2 AND l.destination = ?3 AND l.due_ms IS NOT NULL AND l.due_ms <= ?1
+    AND NOT EXISTS (SELECT 1 FROM outbox_pause p WHERE p.kind = '' AND p.destination = '' AND p.scope = l.scope
+        AND (p.until_ms IS NULL OR p.until_ms > ?1))
+    ORDER BY l.due_ms LIMIT ?4"
 );
 const SUSPECTS: &str = candidate!(
     "l.head_n JOIN outbox o ON o.n = x.n
@@ -292,7 +286,9 @@ const SUSPECTS: &str = candidate!(
 );
 const CANDIDATE: &str =
     "SELECT x.state, x.effect, x.era, x.token, x.seq, l.begun_era, l.begun_token, l.begun_seq, h.seq,
-        x.due_ms, o.expires_at_ms
+        x.due_ms, o.expires_at_ms,
+        EXISTS (SELECT 1 FROM outbox_pause p WHERE p.kind IN ('', o.kind) AND p.destination IN ('', o.destination)
+            AND p.scope IN ('', x.scope) AND (p.until_ms IS NULL OR p.until_ms > ?2))
     FROM outbox_state x JOIN outbox o ON o.n = x.n JOIN outbox_lane l ON l.scope = x.scope AND l.lane = x.lane
     LEFT JOIN outbox_state h ON h.n = l.head_n WHERE x.n = ?1";
 
@@ -309,6 +305,7 @@ fn due(row: &Row<'_>) -> rusqlite::Result<Due> {
         head_seq: row.get(19)?,
         due_ms: row.get(20)?,
         expires_at_ms: row.get(21)?,
+        paused: row.get(23)?,
     };
     let suspect = is_suspect(u32::try_from(found_row.max(0)).unwrap_or(u32::MAX));
     Ok(Due { n, command: command(row, n)?, candidate, suspect })
@@ -392,7 +389,7 @@ const SET_BACK: &str = "UPDATE outbox_state SET set_ms = ?1,
     WHERE state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'pending' AND set_ms > ?1 + ?2";
 
 fn begin(connection: &Connection, ask: &Begin) -> Result<Begun, VerbError> {
-    let candidate = connection.prepare_cached(CANDIDATE)?.query_row([ask.n], |row| {
+    let candidate = connection.prepare_cached(CANDIDATE)?.query_row([ask.n, ask.now_ms], |row| {
         Ok(Candidate {
             state: waiting_state(&row.get::<_, String>(0)?),
             effect: EffectState::parse(&row.get::<_, String>(1)?).unwrap_or(EffectState::Possible),
@@ -401,6 +398,7 @@ fn begin(connection: &Connection, ask: &Begin) -> Result<Begun, VerbError> {
             head_seq: row.get::<_, Option<i64>>(8)?.unwrap_or(0),
             due_ms: row.get(9)?,
             expires_at_ms: row.get(10)?,
+            paused: row.get(11)?,
         })
     })?;
     let verdict = look(&candidate, ask.now_ms, ask.steady);
@@ -408,7 +406,8 @@ fn begin(connection: &Connection, ask: &Begin) -> Result<Begun, VerbError> {
         return Ok(Begun::NotNow(verdict));
     }
     let before = facts::load(connection, ask.n)?;
-    let after = next(&before, Event::Begin, &place(&ask.limits, ask.now_ms, 0)).map_err(damaged)?;
+    let after =
+        next(&before, Event::Begin, &facts::place(connection, ask.n, &ask.limits, ask.now_ms, 0)?).map_err(damaged)?;
     let armed = matches!(after.state, State::Sending { armed: true, .. });
     facts::store(connection, ask.n, &after, ask.now_ms)?;
     let (era, token, seq) = candidate.order;
@@ -435,7 +434,8 @@ fn settle(connection: &Connection, ask: &Settle) -> Result<Option<Settled>, Verb
     if closed == 0 {
         return Ok(None);
     }
-    let after = next(&before, ask.event, &place(&ask.limits, ask.now_ms, ask.jitter)).map_err(damaged)?;
+    let after = next(&before, ask.event, &facts::place(connection, ask.n, &ask.limits, ask.now_ms, ask.jitter)?)
+        .map_err(damaged)?;
     facts::store(connection, ask.n, &after, ask.now_ms)?;
     // It came to an end, so it did not kill the process.
     connection
@@ -502,7 +502,8 @@ fn recover(
     let evidence = crate::effect::Evidence::new("process died during attempt").to_json();
     connection.prepare_cached(CLOSE)?.execute(params![open.n, open.attempt_no, now_ms, outcome.as_str(), evidence])?;
     let after = if current {
-        let after = next(&before, Event::FoundOpen, &place(&limits, now_ms, 0)).map_err(damaged)?;
+        let after =
+            next(&before, Event::FoundOpen, &facts::place(connection, open.n, &limits, now_ms, 0)?).map_err(damaged)?;
         facts::store(connection, open.n, &after, now_ms)?;
         connection.prepare_cached(FOUND)?.execute([open.n, epoch])?;
         after

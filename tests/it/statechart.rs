@@ -102,6 +102,7 @@ fn places() -> Vec<Place> {
         for on_takeover in [OnTakeover::Deliver, OnTakeover::Discard, OnTakeover::Review] {
             let limits = Limits {
                 on_unknown,
+                on_dead: fencepost::rules::OnDead::Continue,
                 max_attempts: 40,
                 max_age_ms: 20 * HOUR_MS,
                 resend_window_ms: 24 * HOUR_MS,
