@@ -8,10 +8,7 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 use serde_json::json;
 
 use super::{facts, inspect};
-use crate::rules::{
-    Answer, Backoff, CommandFacts, Event, IllegalTransition, Jitter, Limits, OnTakeover, OnUnknown, Place, Reason,
-    State, next,
-};
+use crate::rules::{Answer, CommandFacts, Event, IllegalTransition, Limits, Reason, State, next};
 
 /// Who answers what, and why.
 #[derive(Debug, Clone, Copy)]

@@ -17,7 +17,7 @@ use super::schema::{self, SchemaError};
 use super::writer::{VerbError, Writer, store_error};
 use crate::effect::{Command, Payload};
 use crate::rules::{
-    Candidate, CommandFacts, EffectState, Event, Limits, Outcome, Place, State, Verdict, is_suspect, look, next,
+    Candidate, CommandFacts, EffectState, Event, Limits, Outcome, State, Verdict, is_suspect, look, next,
 };
 use crate::store::{
     Begin, Begun, Due, LimitsOf, Recovered, Reign, Settle, Settled, Store, StoreError, Waiting, sealed,

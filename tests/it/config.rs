@@ -203,7 +203,7 @@ fn each_bad_value_is_named() {
         ("max_in_flight = 0", &[":4:17:", "max_in_flight", "nonzero"]),
         ("on_unknown = \"probe\"", &[":4:14:", "on_unknown", "later version", "\"hold\""]),
         ("on_unknown = \"retry\"", &[":4:14:", "on_unknown", "\"retry\" is not one of"]),
-        ("on_dead = \"block\"", &[":4:11:", "on_dead", "later version"]),
+        ("on_dead = \"stop\"", &[":4:11:", "on_dead", "block"]),
         ("allow_networks = [\"local\"]", &[":4:19:", "allow_networks", "\"10.0.0.0/8\""]),
         ("effect_free_status = [200]", &[":4:", "effect_free_status", "409"]),
         ("effect_free_status = [99999]", &[":4:", "effect_free_status", "409"]),
