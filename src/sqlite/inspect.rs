@@ -8,6 +8,8 @@
 use rusqlite::types::{ToSql, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Row};
 
+use super::pause::{self, Pause};
+
 /// How many rows a part of [`Status`] holds at most; the totals tell of the rest.
 pub const PART_ROWS_MAX: usize = 20;
 
@@ -168,6 +170,8 @@ pub struct Detail {
     pub not_before_ms: Option<i64>,
     /// W3C trace context of the writer.
     pub traceparent: Option<String>,
+    /// The id of the finished command that it was made from.
+    pub reissue_of: Option<String>,
     /// The writer's own headers, as stored. They can hold secrets.
     pub headers: Option<String>,
     /// Whether the payload came from `payload_bytes`.
@@ -298,6 +302,8 @@ pub struct Status {
     pub refusals: Vec<Refusal>,
     /// The dispatcher that ran last.
     pub reign: Reign,
+    /// What is paused now.
+    pub pauses: Vec<Pause>,
 }
 
 /// A scope as `outbox_lease` shows it.
@@ -407,7 +413,7 @@ fn detail(connection: &Connection, n: i64) -> rusqlite::Result<Detail> {
             coalesce(length(o.payload_bytes), length(CAST(o.payload AS BLOB))), x.first_begun_ms, x.first_unknown_ms,
             s.watermark, l.head_n,
             (SELECT count(*) FROM outbox_state y WHERE y.scope = x.scope AND y.lane = x.lane AND y.seq < x.seq
-                AND y.state IN ('pending', 'sending', 'in_doubt', 'parked'))
+                AND y.state IN ('pending', 'sending', 'in_doubt', 'parked')), o.reissue_of
         FROM outbox o JOIN outbox_state x ON x.n = o.n JOIN outbox_scope s ON s.scope = x.scope
         LEFT JOIN outbox_lane l ON l.scope = x.scope AND l.lane = x.lane WHERE o.n = ?1";
     let is_final = StateWord::FINAL.iter().any(|word| word.as_str() == command.state);
@@ -416,6 +422,7 @@ fn detail(connection: &Connection, n: i64) -> rusqlite::Result<Detail> {
             command: command.clone(),
             not_before_ms: row.get(0)?,
             traceparent: maybe_text(row, 1)?,
+            reissue_of: maybe_text(row, 10)?,
             headers: maybe_text(row, 2)?,
             payload_is_binary: row.get(3)?,
             payload_bytes: row.get(4)?,
@@ -482,6 +489,7 @@ pub fn status(connection: &Connection, now_ms: i64) -> rusqlite::Result<Status> 
         failing: failing(&snapshot)?,
         refusals: refusals(&snapshot)?,
         reign: reign(&snapshot)?,
+        pauses: pause::pauses(&snapshot, now_ms)?,
     })
 }
 
