@@ -401,6 +401,11 @@ pub fn find(connection: &Connection, id: &str) -> rusqlite::Result<Option<i64>> 
     connection.query_row(sql, [id], |row| row.get(0)).optional()
 }
 
+/// The command with this id, as listings show it.
+pub fn listed_by_id(connection: &Connection, id: &str) -> rusqlite::Result<Option<Listed>> {
+    find(connection, id)?.map(|n| command(connection, n)).transpose()
+}
+
 /// Everything about one command, but its payload; `None` if there is none with this id.
 pub fn show(connection: &Connection, id: &str) -> rusqlite::Result<Option<Detail>> {
     let snapshot = connection.unchecked_transaction()?;

@@ -258,24 +258,39 @@ fn recall(transaction: &Transaction<'_>, n: i64, now_ms: i64) -> rusqlite::Resul
 const ADOPTED: &str = "UPDATE outbox_state SET (adopted_era, adopted_token) =
     (SELECT era, watermark FROM outbox_scope s WHERE s.scope = outbox_state.scope) WHERE n = ?1";
 
-/// Makes a new command from a finished one, under its scope's current token, with a new id and the next
-/// seq, without a key and without times. Durable when this returns.
+/// Makes new commands from finished ones, all of them or none, each under its scope's current token, with
+/// a new id and the next seq, without a key and without times. `new_id` is for one alone. Durable when
+/// this returns; returns the new commands.
 pub fn reissue(
     connection: &mut Connection,
-    id: &str,
+    ids: &[&str],
     new_id: Option<&str>,
     act: &Act<'_>,
-) -> Result<Listed, OperatorError> {
+) -> Result<Vec<Listed>, OperatorError> {
+    if ids.len() > BULK_MAX {
+        return Err(OperatorError::TooMany(ids.len()));
+    }
     if let Some(problem) = new_id.and_then(|id| rules::check_id(id).err()) {
         return Err(OperatorError::Illegal { field: "new id", problem: problem.to_string() });
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let n = find(&transaction, id)?;
-    let before = facts::load(&transaction, n)?;
+    let reissued = ids.iter().map(|id| reissue_one(&transaction, id, new_id, act)).collect::<Result<_, _>>()?;
+    transaction.commit()?;
+    Ok(reissued)
+}
+
+fn reissue_one(
+    transaction: &Transaction<'_>,
+    id: &str,
+    new_id: Option<&str>,
+    act: &Act<'_>,
+) -> Result<Listed, OperatorError> {
+    let n = find(transaction, id)?;
+    let before = facts::load(transaction, n)?;
     if before.state.is_live() {
         return Err(refusal(id, before.state, ", so it can still go out itself"));
     }
-    let current = current(&transaction, n)?;
+    let current = current(transaction, n)?;
     if current.erased {
         return Err(OperatorError::Erased { id: id.to_owned() });
     }
@@ -287,12 +302,11 @@ pub fn reissue(
     if transaction.prepare_cached(REISSUE)?.execute(values)? == 0 {
         return Err(OperatorError::Contract(Code::IdExists));
     }
-    let command = inspect::command(&transaction, transaction.last_insert_rowid())?;
-    let after =
-        json!({ "reissued_as": command.id, "token": command.token.to_string(), "seq": command.seq.to_string() });
+    let command = inspect::command(transaction, transaction.last_insert_rowid())?;
+    let (token, seq) = (command.token.to_string(), command.seq.to_string());
+    let after = json!({ "reissued_as": command.id, "token": token, "seq": seq });
     let entry = Entry { verb: "reissue", id: Some(id), scope: Some(&command.scope), before: noted(&before), after };
-    audit(&transaction, act, &entry)?;
-    transaction.commit()?;
+    audit(transaction, act, &entry)?;
     Ok(command)
 }
 

@@ -12,6 +12,7 @@ use fencepost::redact;
 use fencepost::sqlite::inspect::{
     self, Attempt, Blocked, Detail, Filter, Listed, Load, Refusal, Since, StateWord, Status,
 };
+use fencepost::sqlite::pause::{Pause, pauses};
 use serde_json::{Map, Value, json};
 
 use crate::Globals;
@@ -174,6 +175,10 @@ fn status_text(screen: Screen, status: &Status, config: Option<&Config>, now_ms:
     if let Some(oldest) = &status.oldest_in_doubt {
         facts.push(("in doubt", format!("{}, the oldest: {}", status.counts.in_doubt, since(oldest))));
     }
+    facts.extend(status.pauses.iter().map(|pause| {
+        let text = format!("{}, {}", crate::pause::name(pause), crate::pause::terms(pause, now_ms));
+        ("paused", screen.paint(Tone::Careful, &text))
+    }));
     let mut parts = vec![screen.block(&facts)];
     blocked(screen, status, now_ms, &mut parts);
     waiting(screen, &status.loads, config, now_ms, &mut parts);
@@ -234,6 +239,10 @@ fn blocked(screen: Screen, status: &Status, now_ms: i64, parts: &mut Vec<String>
     let more = status.blocked_lanes - i64::try_from(rows.len()).unwrap_or(i64::MAX);
     if more > 0 {
         parts.push(screen.note(&format!("… and {more} more: fencepost list --state in_doubt --state parked")));
+    }
+    if status.counts.parked > 0 {
+        let next = "of what is parked: fencepost adopt ID --reason TEXT sends it, fencepost discard ID ends it";
+        parts.push(screen.note(next));
     }
     if status.counts.in_doubt > 0 {
         let next = "find out what happened (fencepost show ID), then fencepost resolve ID ANSWER --reason TEXT";
@@ -351,6 +360,7 @@ fn status_json(status: &Status, config: Option<&Config>, now_ms: i64) -> Value {
         "dead_by_reason": reasons,
         "oldest_due": status.oldest_due.as_ref().map(since),
         "oldest_in_doubt": status.oldest_in_doubt.as_ref().map(since),
+        "paused": status.pauses.iter().map(crate::pause::pause_json).collect::<Vec<_>>(),
         "blocked_lanes": status.blocked_lanes,
         "blocked": status.blocked.iter().map(blocked_json).collect::<Vec<_>>(),
         "waiting": status.loads.iter().map(|load| load_json(load, config)).collect::<Vec<_>>(),
@@ -407,20 +417,27 @@ pub(crate) fn list(args: &ListArgs, globals: &Globals) -> anyhow::Result<()> {
     let screen = globals.screen();
     let progress = screen.progress("reading the outbox");
     let limit = args.limit as usize;
+    let now_ms = wall_ms();
     let commands = inspect::list(&connection, &filter(args))?;
+    let pauses = pauses(&connection, now_ms)?;
     drop(progress);
     let more = commands.len() > limit;
     let commands = commands.get(..limit).unwrap_or(&commands);
     if screen.is_json() {
-        screen.print_json(&commands.iter().map(command_json).collect())?;
+        let listed = |command: &Listed| {
+            let mut value = command_json(command);
+            value["paused"] = is_paused(command, &pauses).into();
+            value
+        };
+        screen.print_json(&commands.iter().map(listed).collect())?;
         return Ok(());
     }
     if commands.is_empty() {
         screen.print("no such command")?;
         return Ok(());
     }
-    let now_ms = wall_ms();
-    let rows: Vec<_> = commands.iter().map(|command| list_row(command, now_ms)).collect();
+    let row = |command: &Listed| list_row(command, is_paused(command, &pauses), now_ms);
+    let rows: Vec<_> = commands.iter().map(row).collect();
     screen.print(
         &screen.table(&["!STATE", "!ID", "TO", "SCOPE", "?>SEQ", "?>TOKEN", "?>TRIES", "?!AGE", "!NEXT"], &rows),
     )?;
@@ -447,8 +464,14 @@ fn filter(args: &ListArgs) -> Filter {
     }
 }
 
-fn list_row(command: &Listed, now_ms: i64) -> (Tone, Vec<String>) {
+/// Whether a pause keeps it from being begun.
+fn is_paused(command: &Listed, pauses: &[Pause]) -> bool {
+    command.state == "pending" && pauses.iter().any(|pause| pause.covers(command))
+}
+
+fn list_row(command: &Listed, paused: bool, now_ms: i64) -> (Tone, Vec<String>) {
     let next = match (command.state.as_str(), command.due_ms) {
+        ("pending", _) if paused => "paused".to_owned(),
         ("pending", Some(due_ms)) if due_ms <= now_ms => "due".to_owned(),
         ("pending", Some(due_ms)) => relative(due_ms, now_ms),
         _ => command.reason.clone().unwrap_or_default(),
@@ -497,7 +520,7 @@ fn to(command: &Listed) -> String {
 }
 
 /// The path of a URL can be a secret, as a chat's webhook has it.
-fn shown(destination: &str) -> String {
+pub(crate) fn shown(destination: &str) -> String {
     match url::Url::parse(destination) {
         Ok(url) if matches!(url.scheme(), "http" | "https") => redact::url(&url),
         _ => destination.to_owned(),
@@ -519,14 +542,19 @@ pub(crate) fn show(args: &ShowArgs, globals: &Globals) -> anyhow::Result<()> {
         let message = format!("there is no command with the id {}", clean(&args.id));
         Failure::new(Exit::Data, message).hint("`fencepost list` shows ids")
     })?;
+    let now_ms = wall_ms();
+    let mut held = pauses(&connection, now_ms)?;
+    held.retain(|pause| is_paused(&detail.command, std::slice::from_ref(pause)));
     let payload = if args.payload { Some(inspect::payload(&connection, detail.command.n)?) } else { None };
     let screen = globals.screen();
     if screen.is_json() {
-        screen.print_json(&detail_json(&detail, payload.as_deref()))?;
+        let mut value = detail_json(&detail, payload.as_deref());
+        value["paused"] = held.iter().map(crate::pause::pause_json).collect();
+        screen.print_json(&value)?;
         return Ok(());
     }
     let config = database::known_destinations(globals);
-    screen.print(&detail_text(screen, &detail, payload.as_deref(), config.as_ref(), wall_ms()))?;
+    screen.print(&detail_text(screen, &detail, payload.as_deref(), &held, config.as_ref(), now_ms))?;
     Ok(())
 }
 
@@ -534,6 +562,7 @@ fn detail_text(
     screen: Screen,
     detail: &Detail,
     payload: Option<&[u8]>,
+    held: &[Pause],
     config: Option<&Config>,
     now_ms: i64,
 ) -> String {
@@ -546,6 +575,10 @@ fn detail_text(
     if let Some(position) = position(detail, now_ms) {
         facts.push(("lane", position));
     }
+    facts.extend(
+        held.iter()
+            .map(|pause| ("paused", format!("{}, {}", crate::pause::name(pause), crate::pause::terms(pause, now_ms)))),
+    );
     facts.push(("what now", what_now(detail, config, now_ms)));
     let mut parts = vec![screen.block(&facts)];
     if !detail.attempts.is_empty() {
@@ -592,6 +625,7 @@ fn identity(screen: Screen, detail: &Detail, now_ms: i64) -> Vec<(&'static str, 
         ("source", &command.source),
         ("key", &command.key),
         ("traceparent", &detail.traceparent),
+        ("reissue of", &detail.reissue_of),
     ];
     facts.extend(optional.into_iter().filter_map(|(name, text)| Some((name, clean(text.as_ref()?)))));
     facts
@@ -668,7 +702,11 @@ fn what_now(detail: &Detail, config: Option<&Config>, now_ms: i64) -> String {
              fencepost resolve {id} not-delivered --reason TEXT   (sends it again)\n\
              fencepost resolve {id} given-up --reason TEXT"
         ),
-        ("parked", None) => "it waits for its holder or an operator, and its lane with it".to_owned(),
+        ("parked", None) => format!(
+            "its lane waits with it, for its holder or an operator to say:\n\
+             fencepost adopt {id} --reason TEXT     (sends it, with fresh tries)\n\
+             fencepost discard {id} --reason TEXT   (ends it)"
+        ),
         ("delivered", _) => "nothing: the destination has it".to_owned(),
         ("dead", _) => dead_now(command),
         (_, _) => "this version doesn't know its state: use a newer one".to_owned(),
@@ -690,7 +728,7 @@ fn dead_now(command: &Listed) -> String {
         "none" => "nothing has happened, and it will not be sent any more",
         _ => "something may have happened; it will not be sent any more",
     };
-    format!("{happened}. If it is still wanted, enqueue a new command under the current token")
+    format!("{happened}. If it is still wanted: fencepost reissue {} --reason TEXT", clean(&command.id))
 }
 
 fn attempt_text(screen: Screen, attempt: &Attempt, now_ms: i64) -> String {
@@ -747,6 +785,7 @@ fn audit_answer(after: Option<&str>) -> String {
 fn detail_json(detail: &Detail, payload: Option<&[u8]>) -> Value {
     let mut value = command_json(&detail.command);
     value["not_before_ms"] = detail.not_before_ms.into();
+    value["reissue_of"] = detail.reissue_of.clone().into();
     value["traceparent"] = detail.traceparent.clone().into();
     value["watermark"] = decimal(detail.watermark);
     value["first_begun_ms"] = detail.first_begun_ms.into();
