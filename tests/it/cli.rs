@@ -809,7 +809,7 @@ fn resolve_touches_nothing_that_is_not_in_doubt() {
     assert_eq!(place.get::<i64>("SELECT count(*) FROM outbox_audit"), 0);
     place.in_doubt("c", "t");
     let mut command = place.command(["resolve", "c", "given-up", "--reason", "x"]);
-    Ran::of(command.env("USER", "ben")).exits(0).says(&["c is dead now", "never be sent again"]);
+    Ran::of(command.env("USER", "ben")).exits(0).says(&["c is dead now (abandoned)", "never be sent again"]);
     assert!(place.get::<String>("SELECT who FROM outbox_audit").starts_with("ben@"));
 }
 

@@ -194,7 +194,7 @@ pub(crate) fn say(globals: &Globals, verb: &str, commands: &[Listed], who: Optio
         let reason = command.reason.as_deref().map(|reason| format!(" ({})", clean(reason))).unwrap_or_default();
         let state = screen.paint(Tone::of_state(&command.state), &command.state);
         let (id, effect) = (clean(&command.id), &command.effect);
-        screen.print(&format!("{id} is {state}{reason} now, effect {effect}: {}", next(command)))?;
+        screen.print(&format!("{id} is {state} now{reason}, effect {effect}: {}", next(command)))?;
     }
     Ok(())
 }
