@@ -231,12 +231,11 @@ fn own(transaction: &Transaction<'_>, scope: &str) -> rusqlite::Result<Policy> {
 
 /// The contract says that a value is illegal; here it is known which.
 fn illegal(setting: Setting, error: rusqlite::Error) -> OperatorError {
-    match OperatorError::from(error) {
-        OperatorError::Contract(rules::Code::IllegalValue) => {
-            OperatorError::Illegal { field: setting.column(), problem: "it is out of range".to_owned() }
-        }
-        other => other,
+    let error = OperatorError::from(error);
+    if error.code() == Some(rules::Code::IllegalValue) {
+        return OperatorError::Illegal { field: setting.column(), problem: "it is out of range".to_owned() };
     }
+    error
 }
 
 fn noted(policy: &Policy) -> Value {

@@ -813,6 +813,209 @@ fn resolve_touches_nothing_that_is_not_in_doubt() {
     assert!(place.get::<String>("SELECT who FROM outbox_audit").starts_with("ben@"));
 }
 
+/// Several commands, by ids, by a file and by filters: counted first, done with a yes, all or none.
+#[test]
+fn resolve_takes_many() {
+    let place = Place::new();
+    for n in 1..=6 {
+        place.in_doubt(&format!("d{n}"), &format!("s{n}"));
+    }
+    place.webhook("fresh", "f");
+    place.execute("UPDATE outbox_state SET updated_ms = 1700000000000 WHERE scope IN ('s5', 's6')");
+    let left = || place.get::<i64>("SELECT count(*) FROM outbox_state WHERE state = 'in_doubt'");
+    let why = ["--reason", "asked the relay"];
+    place.run(["resolve", "d1", "d2", "d1", "delivered"].iter().chain(&why)).exits(0).says(&["d1 is", "d2 is"]);
+    assert_eq!(left(), 4);
+    place.run(["resolve", "d3", "fresh", "delivered"].iter().chain(&why)).exits(65).says(&["fresh is pending"]);
+    assert_eq!(left(), 4, "all or none");
+    let file = place.file("ids", "# of the night\nd3\n\n");
+    let dry = ["resolve", "given-up", "--from", &file, "--dry-run"];
+    place.run(dry.iter().chain(&why)).exits(0).says(&["1 command to be resolved as given-up", "d3"]);
+    let ran = place.run(["resolve", "given-up", "--from", &file].iter().chain(&why)).exits(64);
+    ran.says(&["1 command to be resolved", "nothing was done", "--yes"]);
+    assert_eq!(left(), 4);
+    place
+        .run(["resolve", "given-up", "--from", &file, "--yes"].iter().chain(&why))
+        .exits(0)
+        .says(&["1 command", "d3 is"]);
+    let by = ["resolve", "not-delivered", "--destination", "billing", "--kind", "webhook"];
+    place.run(by.iter().chain(&why)).exits(64).says(&["3 commands to be resolved", "d4", "d5", "d6"]);
+    let old = ["resolve", "not-delivered", "--older-than", "1h", "--yes"];
+    place.run(old.iter().chain(&why)).exits(0).says(&["2 commands", "d5 is", "d6 is"]);
+    assert_eq!(left(), 1);
+    let mut command = place.command(["resolve", "delivered", "--from", "-", "--yes", "--reason", "x"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"d4\n").unwrap();
+    Ran::from(child.wait_with_output().unwrap()).exits(0).says(&["d4 is"]);
+    let json = place.json(["resolve", "delivered", "--scope", "s1", "--dry-run", "--reason", "x"]);
+    same(&json["count"], 0, &json);
+    assert_eq!(place.get::<i64>("SELECT count(*) FROM outbox_audit"), 6);
+    for wrong in
+        [&["resolve", "delivered"][..], &["resolve", "d1", "delivered", "--scope", "s"], &["resolve", "d1", "d2"]]
+    {
+        place.run(wrong.iter().chain(&why)).exits(64);
+    }
+}
+
+// ── cancel, adopt, discard, reissue ─────────────────────────────────────────────────────────────────
+
+/// Either fenced as a holder or with a reason as an operator, never both and never neither.
+#[test]
+fn a_word_on_a_command_is_a_holders_or_an_operators() {
+    let place = Place::new();
+    for id in ["a", "b", "c"] {
+        place.webhook(id, "s");
+    }
+    place.run(["cancel", "a"]).exits(64).says(&["neither --reason nor --scope"]);
+    place.run(["cancel", "a", "--scope", "s", "--reason", "x"]).exits(64).says(&["an operator's"]);
+    place.run(["cancel", "a", "--reason", " "]).exits(64);
+    place.run(["cancel"]).exits(64);
+    let mut command = place.command(["cancel", "a", "--reason", "x"]);
+    Ran::of(command.env("FENCEPOST_SCOPE", "s")).exits(64).says(&["FENCEPOST_SCOPE"]);
+    let json = place.json(["cancel", "a", "--scope", "s"]);
+    same(&json["state"], "dead", &json);
+    same(&json["reason"], "cancelled", &json);
+    assert_eq!(place.get::<i64>("SELECT count(*) FROM outbox_audit"), 0, "a holder is fenced, not audited");
+    place
+        .run(["cancel", "b", "c", "--reason", "x", "--who", "ann"])
+        .exits(0)
+        .says(&["b is dead now (cancelled)", "c is"]);
+    assert_eq!(place.get::<i64>("SELECT count(*) FROM outbox_audit WHERE who = 'ann'"), 2);
+    place.run(["cancel", "b", "--reason", "x"]).exits(65).says(&["FP011", "fencepost show b"]);
+    place.run(["cancel", "b", "--scope", "s"]).exits(65).says(&["FP011", "dead (cancelled)"]);
+    place.run(["adopt", "nobody", "--reason", "x"]).exits(65).says(&["no command with the id nobody"]);
+    place.run(["discard", "nobody", "--scope", "s"]).exits(65).says(&["FP003", "nobody"]);
+}
+
+#[test]
+fn reissue_says_what_is_new() {
+    let place = Place::new();
+    place.webhook("a", "s");
+    place.run(["reissue", "a", "--reason", "x"]).exits(65).says(&["FP007", "can still go out"]);
+    place.run(["cancel", "a", "--reason", "x"]).exits(0);
+    place.run(["show", "a"]).exits(0).says(&["fencepost reissue a"]);
+    let json = place.json(["reissue", "a", "--reason", "wanted after all", "--new-id", "a2"]);
+    same(&json["id"], "a2", &json);
+    same(&json["reissue_of"], "a", &json);
+    same(&json["seq"], "2", &json);
+    place.run(["show", "a2"]).exits(0).says(&["reissue of", "a"]);
+    place.run(["show", "a"]).exits(0).says(&["reissue", "wanted after all"]);
+    place.run(["reissue", "a", "--scope", "s"]).exits(0).says(&["seq 3 of scope s, token 1, from a"]);
+    place.run(["reissue", "a", "--reason", "x", "--new-id", "a2"]).exits(65).says(&["FP005"]);
+    place.run(["reissue", "a", "a2", "--reason", "x", "--new-id", "a3"]).exits(64);
+}
+
+// ── pause, scope ────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn pauses_are_seen_wherever_one_looks() {
+    let place = Place::new();
+    place.webhook("a", "s");
+    for wrong in [
+        &["pause", "--reason", "x"][..],
+        &["pause", "--all", "--scope", "s", "--reason", "x"],
+        &["pause", "--all"],
+        &["pause", "--destination", "billing", "--reason", "x"],
+        &["pause", "--all", "--for", "1h", "--until", "+1h", "--reason", "x"],
+    ] {
+        place.run(wrong).exits(64);
+    }
+    place
+        .run(["pause", "--scope", "s", "--reason", "moving house", "--who", "ann", "--for", "2h"])
+        .exits(0)
+        .says(&["scope s is paused until"]);
+    place.run(["status"]).exits(0).says(&["paused", "scope s", "moving house", "ann"]);
+    place.run(["list"]).exits(0).says(&["paused"]);
+    place.run(["show", "a"]).exits(0).says(&["paused", "moving house"]);
+    place.run(["scope", "show", "s"]).exits(0).says(&["paused", "moving house"]);
+    place.run(["scope", "list"]).exits(0).says(&["paused"]);
+    let json = place.json(["status"]);
+    same(&json["paused"][0]["scope"], "s", &json);
+    same(&json["paused"][0]["who"], "ann", &json);
+    assert!(json["paused"][0]["until_ms"].is_i64() && json["paused"][0]["kind"].is_null(), "{json:#}");
+    let json = place.json(["list"]);
+    same(&json[0]["paused"], true, &json);
+    let json = place.json(["show", "a"]);
+    same(&json["paused"][0]["reason"], "moving house", &json);
+    place.run(["resume", "--all", "--reason", "x"]).exits(65).says(&["everything is not paused"]);
+    let json = place.json(["resume", "--scope", "s", "--reason", "x"]);
+    same(&json["paused"], false, &json);
+    let json = place.json(["list"]);
+    same(&json[0]["paused"], false, &json);
+    // One that is over is none.
+    place.run(["pause", "--destination", "webhook/billing", "--reason", "x"]).exits(0);
+    place.execute("UPDATE outbox_pause SET until_ms = 1700000000000");
+    let json = place.json(["status"]);
+    same(&json["paused"], Value::Array(vec![]), &json);
+}
+
+#[test]
+fn a_scope_has_a_policy_of_its_own() {
+    let place = Place::new();
+    place.run(["scope", "show", "s"]).exits(65).says(&["there is no scope s"]);
+    let set = [
+        "scope",
+        "set",
+        "s",
+        "--on-takeover",
+        "discard",
+        "--require-seal",
+        "true",
+        "--max-payload",
+        "100",
+        "--reason",
+        "x",
+    ];
+    let json = place.json(set);
+    same(&json["own"]["on_takeover"], "discard", &json);
+    same(&json["own"]["require_seal"], true, &json);
+    assert!(json["own"]["max_jump"].is_null(), "{json:#}");
+    place.run(["scope", "show", "s"]).exits(0).says(&[
+        "on_takeover discard",
+        "max_jump 1099511627776 (default)",
+        "no command yet",
+    ]);
+    place.run(["enqueue", "webhook", "a", "--scope", "s", "--payload", "x"]).exits(65).says(&["FP009"]);
+    let back = ["scope", "set", "s", "--require-seal", "default", "--key-retention", "1h", "--reason", "y"];
+    place.run(back).exits(0).says(&["require_seal false (default)", "key_retention 1h"]);
+    place.webhook("a", "s");
+    place.run(["scope", "set", "s", "--max-payload", "0", "--reason", "x"]).exits(65).says(&["max_payload"]);
+    place.run(["scope", "set", "s", "--reason", "x"]).exits(64);
+    place.run(["scope", "set", "s", "--on-takeover", "perhaps", "--reason", "x"]).exits(64);
+    let audit = "SELECT group_concat(json_extract(before, '$.require_seal') || '>' || coalesce(json_extract(after, '$.require_seal'), '-')) FROM outbox_audit WHERE reason = 'y'";
+    assert_eq!(place.get::<String>(audit), "1>-");
+}
+
+/// A token that jumped, who was refused, what is inherited: named where one looks for it.
+#[test]
+fn a_scope_shows_what_is_wrong_with_it() {
+    let place = Place::new();
+    place.webhook("a", "s");
+    place.run(["seal", "--scope", "s", "--token", "1796206000", "--source", "etcd-a"]).exits(0);
+    place.run(["enqueue", "webhook", "billing", "--scope", "s", "--token", "2", "--payload", "x"]).exits(65);
+    place.run(["scope", "show", "s"]).exits(0).says(&[
+        "the token jumped",
+        "etcd-a, era 0",
+        "seq 1, token 1",
+        "1 commands, 1 of them of older tokens",
+        "refused",
+        "1 times",
+    ]);
+    let json = place.json(["scope", "show", "s"]);
+    same(&json["jumped"], true, &json);
+    same(&json["token"], "1796206000", &json);
+    same(&json["refusals"]["count"], 1, &json);
+    let json = place.json(["scope", "list"]);
+    same(&json[0]["live"], 1, &json);
+    same(&json[0]["lease"], "foreign", &json);
+    let rebased = place.json(["scope", "rebase", "s", "--source", "etcd-b", "--watermark", "5", "--reason", "x"]);
+    same(&rebased[0]["old_watermark"], "1796206000", &rebased);
+    let json = place.json(["scope", "show", "s"]);
+    same(&json["jumped"], false, &json);
+    same(&json["era"], 1, &json);
+    place.run(["scope", "rebase", "s", "--source", "etcd-c", "--watermark", "-1", "--reason", "x"]).exits(64);
+}
+
 // ── config ──────────────────────────────────────────────────────────────────────────────────────────
 
 #[test]
