@@ -150,8 +150,11 @@ impl<S: Store> Attempt<S> {
                     tokio::time::sleep(wait).await;
                     wait = (wait * 2).min(RECORD_AGAIN.1);
                 }
-                // Somebody ended the command while it was being sent.
-                Err(StoreError::Refused(_)) => break Ok(None),
+                // Somebody ended the command while it was being sent, or damaged it.
+                Err(StoreError::Refused(code)) => {
+                    tracing::error!(command = self.command.id, code = code.as_str(), "a guard refused the outcome");
+                    break Ok(None);
+                }
                 other => break other,
             }
         };

@@ -85,6 +85,7 @@ pub async fn run<S: Store>(
             advice(&found.id, &found.settled),
         );
     }
+    crate::faults::point("reigning", "*");
     let (stopping, _) = watch::channel(Stop::No);
     let dispatcher = Dispatcher {
         store,
@@ -211,7 +212,8 @@ impl<S: Store> Dispatcher<S> {
             return Ok(Look { again: false, next_due_ms: None });
         }
         match self.look_for_work(now).await {
-            Err(StoreError::Unavailable(problem)) => {
+            // A drain that ended here would leave work behind and call itself done.
+            Err(StoreError::Unavailable(problem)) if !self.settings.drain => {
                 tracing::warn!(%problem, "the database can't be used right now; nothing is begun until it can");
                 Ok(Look { again: false, next_due_ms: None })
             }
@@ -320,10 +322,10 @@ impl<S: Store> Dispatcher<S> {
         }
     }
 
-    /// Decides on every head: begin, end, or leave. Begins share a commit.
+    /// Decides on every head: begin, end, or leave. What is written for them shares a commit.
     async fn decide(&mut self, heads: Vec<Due>, now: Now) -> Result<bool, StoreError> {
         let steady = self.watch.is_steady(now);
-        let mut begins = Vec::new();
+        let (mut begins, mut ends) = (Vec::new(), Vec::new());
         let mut acted = false;
         for due in heads {
             match self.first_look(&due, now, steady) {
@@ -331,9 +333,15 @@ impl<S: Store> Dispatcher<S> {
                     let ask = Begin { n: due.n, limits, now_ms: now.wall_ms, steady };
                     begins.push((command, limits, due.suspect, self.store.begin(ask)));
                 }
-                First::End(event, why) => acted |= self.end(&due, event, &why, now).await?,
+                First::End(event, why) => {
+                    let ended = self.store.end(due.n, event, &why, now.wall_ms);
+                    ends.push((due, why, ended));
+                }
                 First::Leave => {}
             }
+        }
+        for (due, why, ended) in ends {
+            acted |= self.end(&due, &why, ended.await)?;
         }
         for (command, limits, suspect, begun) in begins {
             // Nothing is on disk before this returns; afterwards the attempt is.
@@ -376,8 +384,9 @@ impl<S: Store> Dispatcher<S> {
         }
     }
 
-    async fn end(&mut self, due: &Due, event: Event, why: &str, now: Now) -> Result<bool, StoreError> {
-        let settled = match self.store.end(due.n, event, why, now.wall_ms).await {
+    /// A head was ended without an attempt, unless somebody else was first.
+    fn end(&mut self, due: &Due, why: &str, ended: Result<Option<Settled>, StoreError>) -> Result<bool, StoreError> {
+        let settled = match ended {
             Ok(Some(settled)) => settled,
             Ok(None) | Err(StoreError::Refused(_)) => return Ok(false),
             Err(error) => return Err(error),
