@@ -63,6 +63,8 @@ pub struct Waiting {
     pub first_due_ms: i64,
     /// When the next one after now is due.
     pub next_due_ms: Option<i64>,
+    /// Whether the destination, or everything, is paused.
+    pub paused: bool,
 }
 
 /// What a begin asks for.

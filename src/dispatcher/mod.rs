@@ -257,7 +257,7 @@ impl<S: Store> Dispatcher<S> {
         let mut found = Look { again: false, next_due_ms: None };
         for waiting in self.store.outlook(now.wall_ms).await? {
             found.next_due_ms = earliest(found.next_due_ms, waiting.next_due_ms);
-            if waiting.first_due_ms <= now.wall_ms {
+            if waiting.first_due_ms <= now.wall_ms && !waiting.paused {
                 found.again |= self.look_at(&waiting, now).await?;
             }
         }

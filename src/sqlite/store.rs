@@ -240,6 +240,9 @@ const AFTER: &str = "SELECT kind, destination, due_ms FROM outbox_lane WHERE due
 const NEXT_DUE: &str =
     "SELECT min(due_ms) FROM outbox_lane WHERE kind = ?1 AND destination = ?2 AND due_ms IS NOT NULL AND due_ms > ?3";
 
+const PAUSED: &str = "SELECT 1 FROM outbox_pause WHERE scope = '' AND kind IN ('', ?1) AND destination IN ('', ?2)
+    AND (until_ms IS NULL OR until_ms > ?3)";
+
 /// A skip scan over the distinct kinds and destinations: it costs as much as there are of them, not as
 /// there are lanes.
 fn outlook(connection: &Connection, now_ms: i64) -> rusqlite::Result<Vec<Waiting>> {
@@ -252,8 +255,9 @@ fn outlook(connection: &Connection, now_ms: i64) -> rusqlite::Result<Vec<Waiting
         } else {
             connection.prepare_cached(NEXT_DUE)?.query_row(params![kind, destination, now_ms], |row| row.get(0))?
         };
+        let paused = connection.prepare_cached(PAUSED)?.exists(params![kind, destination, now_ms])?;
         found = connection.prepare_cached(AFTER)?.query_row(params![kind, destination], line).optional()?;
-        waiting.push(Waiting { kind, destination, first_due_ms, next_due_ms });
+        waiting.push(Waiting { kind, destination, first_due_ms, next_due_ms, paused });
     }
     Ok(waiting)
 }
