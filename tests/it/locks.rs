@@ -250,7 +250,10 @@ fn a_dropped_trigger_stops_the_dispatcher() {
 #[test]
 fn a_drain_that_cannot_write_ends_with_75() {
     let site = Site::new();
-    site.configure(&format!("[dispatcher]\nbusy_timeout = \"200ms\"\n{}", webhook("billing", "http://127.0.0.1:1/", "")));
+    site.configure(&format!(
+        "[dispatcher]\nbusy_timeout = \"200ms\"\n{}",
+        webhook("billing", "http://127.0.0.1:1/", "")
+    ));
     site.webhook("w", "s", 1, "billing");
     let fault = site.dir.path().join("hold");
     std::fs::write(&fault, "").unwrap();
