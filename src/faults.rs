@@ -4,6 +4,19 @@
 //! any) and what happens there: `kill` (SIGKILL to the process itself), `abort`, or `pause` (the thread
 //! stays there while the file that `FENCEPOST_FAULT_FILE` names exists).
 
+/// Whether a rule is switched off, by its name in `FENCEPOST_BREAK`: a test that stays green then tests
+/// nothing.
+#[cfg(feature = "faults")]
+pub(crate) fn is_broken(rule: &str) -> bool {
+    std::env::var("FENCEPOST_BREAK").is_ok_and(|broken| broken == rule)
+}
+
+/// Whether a rule is switched off.
+#[cfg(not(feature = "faults"))]
+pub(crate) const fn is_broken(_rule: &str) -> bool {
+    false
+}
+
 /// Passes a point.
 #[cfg(feature = "faults")]
 pub(crate) fn point(name: &str, destination: &str) {

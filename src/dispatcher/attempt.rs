@@ -72,6 +72,9 @@ impl<S: Store> Attempt<S> {
         let (store, n, attempt_no) = (Arc::clone(&self.store), self.command.n, self.attempt_no);
         let destination = self.command.destination.clone();
         Arm::recorded_by(move || {
+            if crate::faults::is_broken("arm") {
+                return Box::pin(async { true });
+            }
             let (recorded, destination) = (store.arm(n, attempt_no, clock::wall_ms()), destination.clone());
             // When this returns true the attempt is on disk as armed: a crash leaves it unknown.
             Box::pin(async move {

@@ -158,6 +158,9 @@ impl Files {
             Err(TryLockError::WouldBlock) => Ok(false),
             Err(TryLockError::Error(source)) => Err(LockError::Io { path: self.path.clone(), source }),
         };
+        if crate::faults::is_broken("lock") {
+            return Ok(true);
+        }
         if !got(self.database.try_lock())? {
             return Ok(false);
         }

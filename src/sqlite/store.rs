@@ -502,6 +502,8 @@ fn recover(
     let before = facts::load(connection, open.n)?;
     let limits = limits_of(&open.kind, &open.destination);
     let current = matches!(before.state, State::Sending { .. }) && before.attempt_no == open.attempt_no;
+    let before =
+        if crate::faults::is_broken("count") { CommandFacts { tries: 0, found_open: 0, ..before } } else { before };
     let outcome = if open.armed { Outcome::Unknown } else { Outcome::Deferred };
     let evidence = crate::effect::Evidence::new("process died during attempt").to_json();
     connection.prepare_cached(CLOSE)?.execute(params![open.n, open.attempt_no, now_ms, outcome.as_str(), evidence])?;
