@@ -82,7 +82,8 @@
 --   FP013 lease is held, or not of this kind
 --   FP014 other source                    the scope's tokens come from another source
 -- 001 to 005, 009, 010, 012, 013 and 014 undo the whole transaction of a worker. 006, 007, 008 and 011
--- undo their statement only.
+-- undo their statement only, and so does every code that meets a write by hand to a table other than
+-- outbox.
 
 -- ── Tables ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -251,7 +252,8 @@ INSERT INTO outbox_meta VALUES (1, 1, 0, lower(hex(randomblob(16))), CAST(round(
 CREATE VIEW outbox_lease(scope, token, token_text, holder, source, granted_ms, until_ms) AS
   SELECT scope, watermark, CAST(watermark AS TEXT), holder, source, granted_ms, until_ms FROM outbox_scope;
 
--- Every command. key is NULL once given back, due_ms unless pending.
+-- Every command. key is NULL once given back, due_ms unless pending. Read it by scope, by scope and key,
+-- or by n = (SELECT n FROM outbox WHERE id = …); a filter on id alone reads every row.
 CREATE VIEW outbox_status(n, id, scope, lane, seq, seq_text, token, token_text, holder, source, key, kind, destination, state, reason,
     effect, attempt_no, tries, inserted_ms, due_ms, expires_at_ms, updated_ms) AS
   SELECT x.n, coalesce(o.id, x.minted_id), x.scope, x.lane, x.seq, CAST(x.seq AS TEXT), x.token, CAST(x.token AS TEXT), o.holder, o.source, x.key,
@@ -423,12 +425,15 @@ END;
 
 -- ── Lane rows, kept by triggers so that every writer keeps them ────────────────────────────────────
 
-CREATE TRIGGER outbox_lane_enter AFTER INSERT ON outbox_state BEGIN
+-- A lane that has a head keeps it: what comes in stands behind it.
+CREATE TRIGGER outbox_lane_enter AFTER INSERT ON outbox_state
+  WHEN (SELECT head_n FROM outbox_lane WHERE scope = NEW.scope AND lane = NEW.lane) IS NULL
+BEGIN
   INSERT INTO outbox_lane(scope, lane) SELECT NEW.scope, NEW.lane
     WHERE NOT EXISTS (SELECT 1 FROM outbox_lane WHERE scope = NEW.scope AND lane = NEW.lane);
   UPDATE outbox_lane SET head_n = NEW.n, kind = o.kind, destination = o.destination,
       due_ms = min(NEW.due_ms, coalesce(o.expires_at_ms, NEW.due_ms)), set_ms = NEW.set_ms
-    FROM outbox o WHERE o.n = NEW.n AND outbox_lane.scope = NEW.scope AND outbox_lane.lane = NEW.lane AND outbox_lane.head_n IS NULL;
+    FROM outbox o WHERE o.n = NEW.n AND outbox_lane.scope = NEW.scope AND outbox_lane.lane = NEW.lane;
 END;
 
 -- The head stays and its due time changes. One that is sending or in doubt waits for somebody; a parked

@@ -22,7 +22,7 @@ pub struct Suite {
 
 /// One statement and what it must answer.
 pub struct Attempt {
-    answer: String,
+    pub answer: String,
     first: Vec<String>,
     pub sql: String,
 }
@@ -119,7 +119,7 @@ impl<'a> Bench<'a> {
     pub fn new(suite: &'a Suite, contract: &str, recursive: bool) -> rusqlite::Result<Self> {
         let directory = tempfile::tempdir().unwrap();
         let template = Connection::open(directory.path().join("template.db"))?;
-        template.execute_batch("PRAGMA synchronous = OFF; BEGIN")?;
+        template.execute_batch("PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; BEGIN")?;
         template.execute_batch(contract)?;
         for sql in &suite.setup {
             template.execute_batch(sql)?;
@@ -139,7 +139,9 @@ impl<'a> Bench<'a> {
         std::fs::copy(file("template.db"), file("copy.db")).unwrap();
         self.connection = Connection::open(file("copy.db"))?;
         let recursive = if self.recursive { "ON" } else { "OFF" };
-        self.connection.execute_batch(&format!("PRAGMA synchronous = OFF; PRAGMA recursive_triggers = {recursive}"))?;
+        self.connection.execute_batch(&format!(
+            "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; PRAGMA recursive_triggers = {recursive}"
+        ))?;
         self.suite.remember(&self.connection)
     }
 
