@@ -102,6 +102,7 @@ fn identity(screen: Screen, detail: &Detail, now_ms: i64) -> Vec<(&'static str, 
         ("holder", &command.holder),
         ("source", &command.source),
         ("key", &command.key),
+        ("why", &detail.why),
         ("traceparent", &detail.traceparent),
     ];
     facts.extend(optional.into_iter().filter_map(|(name, text)| Some((name, clean(text.as_ref()?)))));
@@ -238,6 +239,7 @@ fn detail_json(detail: &Detail, payload: Option<&[u8]>) -> Value {
     value["not_before_ms"] = detail.not_before_ms.into();
     value["traceparent"] = detail.traceparent.clone().into();
     value["watermark"] = decimal(detail.watermark);
+    value["why"] = detail.why.clone().into();
     value["first_begun_ms"] = detail.first_begun_ms.into();
     value["first_unknown_ms"] = detail.first_unknown_ms.into();
     value["payload_bytes"] = detail.payload_bytes.into();
