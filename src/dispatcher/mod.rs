@@ -19,13 +19,16 @@ pub use self::destinations::{Destination, Destinations, Found};
 use crate::clock::{self, Jump, Now};
 use crate::effect::Command;
 use crate::rules::{Event, Limits, Verdict, look};
-use crate::store::{Begin, Begun, Due, Settled, Store, StoreError, Waiting};
+use crate::store::{Begin, Begun, Due, Route, Settled, Store, StoreError, Waiting};
 
 /// The longest time without a look: due times are wall clock and may jump.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// How often a missing destination is named in the log.
 const LOUD_EVERY_MS: i64 = 60_000;
+
+/// Missing destinations that are named each time.
+const LOUD_MAX: usize = 20;
 
 /// How the dispatcher works.
 #[derive(Debug, Clone)]
@@ -99,13 +102,12 @@ pub async fn run<S: Store>(
         unrecorded: Arc::new(AtomicUsize::new(0)),
         stopping,
         loud: BTreeMap::new(),
+        unknown_destinations: 0,
+        refused: BTreeMap::new(),
         summary: Summary::default(),
     };
     dispatcher.serve(stop).await
 }
-
-/// A kind and a destination.
-type Route = (String, String);
 
 struct Dispatcher<S: Store> {
     store: Arc<S>,
@@ -119,6 +121,8 @@ struct Dispatcher<S: Store> {
     unrecorded: Arc<AtomicUsize>,
     stopping: watch::Sender<Stop>,
     loud: BTreeMap<Route, i64>,
+    unknown_destinations: usize,
+    refused: BTreeMap<i64, i64>,
     summary: Summary,
 }
 
@@ -252,55 +256,69 @@ impl<S: Store> Dispatcher<S> {
     }
 
     async fn look_for_work(&mut self, now: Now) -> Result<Look, StoreError> {
-        if let Some(found) = self.look_for_suspects(now).await? {
+        let outlook = self.store.outlook(now.wall_ms).await?;
+        if let Some(found) = self.look_for_suspects(&outlook, now).await? {
             return Ok(found);
         }
         let mut found = Look { again: false, next_due_ms: None };
-        for waiting in self.store.outlook(now.wall_ms).await? {
+        self.unknown_destinations = 0;
+        for waiting in &outlook {
             found.next_due_ms = earliest(found.next_due_ms, waiting.next_due_ms);
             if waiting.first_due_ms <= now.wall_ms && !waiting.paused {
-                found.again |= self.look_at(&waiting, now).await?;
+                found.again |= self.look_at(waiting, now).await?;
             }
         }
         Ok(found)
     }
 
-    /// A suspect that is due goes alone: first everything in flight ends, then it is begun.
-    async fn look_for_suspects(&mut self, now: Now) -> Result<Option<Look>, StoreError> {
-        if crate::faults::is_broken("suspects") {
+    /// A suspect that is due goes alone: first everything in flight ends, then it is begun. One that may
+    /// not begin now holds nobody up.
+    async fn look_for_suspects(&mut self, outlook: &[Waiting], now: Now) -> Result<Option<Look>, StoreError> {
+        if crate::faults::is_broken("suspects") || !self.store.has_suspects().await? {
             return Ok(None);
         }
-        let suspects = self.store.suspects(now.wall_ms).await?;
-        let destinations = Arc::clone(&self.destinations);
-        let begins = |due: &&Due| {
+        let mut acted = false;
+        for waiting in outlook.iter().filter(|waiting| waiting.first_due_ms <= now.wall_ms && !waiting.paused) {
             let steady = self.watch.is_steady(now);
-            let known = due
-                .command
-                .as_ref()
-                .is_ok_and(|command| matches!(destinations.find(&command.kind, &command.destination), Found::Known(_)));
-            known && look(&due.candidate, now.wall_ms, steady) == Verdict::Begin
-        };
-        let Some(suspect) = suspects.iter().find(begins).cloned() else { return Ok(None) };
-        if !self.attempts.is_empty() {
-            return Ok(Some(Look { again: false, next_due_ms: None }));
+            let places = self.settings.max_in_flight;
+            let due = self.store.due(&waiting.route, true, now.wall_ms, steady, places).await?;
+            let begins = |due: &Due| matches!(self.first_look(due, now, steady), First::Begin(..));
+            let (mut begins, others): (Vec<Due>, Vec<Due>) = due.into_iter().partition(begins);
+            // That one expired, or can't be sent, needs no caution.
+            acted |= self.decide(others, now).await?;
+            begins.truncate(1);
+            if begins.is_empty() {
+                continue;
+            }
+            if !self.attempts.is_empty() {
+                return Ok(Some(Look { again: false, next_due_ms: None }));
+            }
+            let again = self.decide(begins, now).await?;
+            return Ok(Some(Look { again, next_due_ms: None }));
         }
-        let again = self.decide(vec![suspect], now).await?;
-        Ok(Some(Look { again, next_due_ms: None }))
+        Ok(acted.then_some(Look { again: true, next_due_ms: None }))
+    }
+
+    fn find(&self, route: &Route) -> Found<'_> {
+        match route.as_text() {
+            Some((kind, destination)) => self.destinations.find(kind, destination),
+            // No configuration can name it, so its commands end as invalid like those of an unknown kind.
+            None => Found::UnknownKind,
+        }
     }
 
     /// Serves one kind and destination. Tells whether anything was begun or ended.
     async fn look_at(&mut self, waiting: &Waiting, now: Now) -> Result<bool, StoreError> {
-        let places = match self.destinations.find(&waiting.kind, &waiting.destination) {
+        let places = match self.find(&waiting.route) {
             Found::Known(destination) => {
-                let route = (waiting.kind.clone(), waiting.destination.clone());
-                let used = self.in_flight.get(&route).copied().unwrap_or(0);
+                let used = self.in_flight.get(&waiting.route).copied().unwrap_or(0);
                 destination
                     .max_in_flight
                     .saturating_sub(used)
                     .min(self.settings.max_in_flight.saturating_sub(self.attempts.len()))
             }
             Found::UnknownDestination => {
-                self.be_loud(waiting, now);
+                self.be_loud(&waiting.route, now);
                 return Ok(false);
             }
             Found::UnknownKind => self.settings.max_in_flight,
@@ -308,20 +326,24 @@ impl<S: Store> Dispatcher<S> {
         if places == 0 {
             return Ok(false);
         }
-        let due = self.store.due(&waiting.kind, &waiting.destination, now.wall_ms, places).await?;
-        let suspects_too = crate::faults::is_broken("suspects");
-        self.decide(due.into_iter().filter(|due| suspects_too || !due.suspect).collect(), now).await
+        let steady = self.watch.is_steady(now);
+        let mut due = self.store.due(&waiting.route, false, now.wall_ms, steady, places).await?;
+        if crate::faults::is_broken("suspects") {
+            due.extend(self.store.due(&waiting.route, true, now.wall_ms, steady, places).await?);
+        }
+        self.decide(due, now).await
     }
 
-    fn be_loud(&mut self, waiting: &Waiting, now: Now) {
-        let route = (waiting.kind.clone(), waiting.destination.clone());
-        let last = self.loud.get(&route).copied().unwrap_or(i64::MIN);
-        if now.boot_ms.saturating_sub(last) >= LOUD_EVERY_MS {
-            self.loud.insert(route, now.boot_ms);
-            let destination = shown(&waiting.destination);
+    fn be_loud(&mut self, route: &Route, now: Now) {
+        self.unknown_destinations += 1;
+        let last = self.loud.get(route).copied().unwrap_or(i64::MIN);
+        // Many at once are one mistake; `fencepost status` has them all.
+        if now.boot_ms.saturating_sub(last) >= LOUD_EVERY_MS && self.unknown_destinations <= LOUD_MAX {
+            self.loud.insert(route.clone(), now.boot_ms);
+            let (kind, destination) = route.as_text().unwrap_or_default();
             tracing::warn!(
-                kind = waiting.kind,
-                destination,
+                kind,
+                destination = shown(destination),
                 "commands wait for a destination that the configuration does not name; add it and restart",
             );
         }
@@ -357,7 +379,17 @@ impl<S: Store> Dispatcher<S> {
                 }
                 Ok(Begun::NotNow(verdict)) => tracing::debug!(command = command.id, ?verdict, "not begun"),
                 Err(StoreError::Refused(code)) => {
-                    tracing::error!(command = command.id, code = code.as_str(), "a guard refused the begin");
+                    let last = self.refused.insert(command.n, now.boot_ms);
+                    if last.is_none_or(|last| now.boot_ms.saturating_sub(last) >= LOUD_EVERY_MS) {
+                        tracing::error!(
+                            command = command.id,
+                            scope = command.scope,
+                            code = code.as_str(),
+                            "a guard refused the begin, so this command waits: the outbox was changed by hand",
+                        );
+                    } else {
+                        self.refused.insert(command.n, last.unwrap_or(now.boot_ms));
+                    }
                 }
                 Err(error) => return Err(error),
             }
@@ -412,7 +444,7 @@ impl<S: Store> Dispatcher<S> {
 
     fn start(&mut self, command: Command, limits: Limits, suspect: bool, attempt_no: u32, armed: bool, now: Now) {
         let Found::Known(destination) = self.destinations.find(&command.kind, &command.destination) else { return };
-        let route = (command.kind.clone(), command.destination.clone());
+        let route = Route { kind: command.kind.clone().into(), destination: command.destination.clone().into() };
         *self.in_flight.entry(route.clone()).or_default() += 1;
         self.suspect_in_flight |= suspect;
         let attempt = Attempt {

@@ -174,6 +174,8 @@ pub struct Detail {
     pub payload_is_binary: bool,
     /// Size of the payload.
     pub payload_bytes: i64,
+    /// Why it ended without an attempt, in words.
+    pub why: Option<String>,
     /// When its first attempt began; `max_age` counts from here.
     pub first_begun_ms: Option<i64>,
     /// When the first attempt that ended unknown began; `resend_window` counts from here.
@@ -407,7 +409,7 @@ fn detail(connection: &Connection, n: i64) -> rusqlite::Result<Detail> {
             coalesce(length(o.payload_bytes), length(CAST(o.payload AS BLOB))), x.first_begun_ms, x.first_unknown_ms,
             s.watermark, l.head_n,
             (SELECT count(*) FROM outbox_state y WHERE y.scope = x.scope AND y.lane = x.lane AND y.seq < x.seq
-                AND y.state IN ('pending', 'sending', 'in_doubt', 'parked'))
+                AND y.state IN ('pending', 'sending', 'in_doubt', 'parked')), x.why
         FROM outbox o JOIN outbox_state x ON x.n = o.n JOIN outbox_scope s ON s.scope = x.scope
         LEFT JOIN outbox_lane l ON l.scope = x.scope AND l.lane = x.lane WHERE o.n = ?1";
     let is_final = StateWord::FINAL.iter().any(|word| word.as_str() == command.state);
@@ -419,6 +421,7 @@ fn detail(connection: &Connection, n: i64) -> rusqlite::Result<Detail> {
             headers: maybe_text(row, 2)?,
             payload_is_binary: row.get(3)?,
             payload_bytes: row.get(4)?,
+            why: maybe_text(row, 10)?,
             first_begun_ms: row.get(5)?,
             first_unknown_ms: row.get(6)?,
             watermark: row.get(7)?,

@@ -62,7 +62,7 @@ pub enum LockError {
         file_system: String,
     },
     /// The path names another file now.
-    #[error("{} was replaced by another file", .0.display())]
+    #[error("{} was removed, or replaced by another file", .0.display())]
     Replaced(PathBuf),
     /// The operating system failed.
     #[error("can't lock {}", .path.display())]

@@ -19,6 +19,7 @@ mod dispatch;
 mod email;
 mod examples;
 mod guard;
+mod hostile;
 mod load;
 mod locks;
 mod mutants;

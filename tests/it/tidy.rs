@@ -180,7 +180,7 @@ fn a_module_is_in_the_table_once_and_there() {
 fn the_rules_are_pure() {
     let impure = IMPURE.map(|word| Regex::new(word).unwrap());
     let mut wrong = Vec::new();
-    for (file, text) in files("src/rules", "rs") {
+    for (file, text) in files("src/rules", "rs").into_iter().filter(|(file, _)| !file.ends_with("/tests.rs")) {
         for (at, line) in production(&text) {
             let found = impure.iter().filter(|word| word.is_match(line));
             wrong.extend(found.map(|word| format!("{file}:{at}: {word}: {line}")));

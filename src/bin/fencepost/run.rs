@@ -146,7 +146,8 @@ fn open(args: &Args, database: &Path, options: &OpenOptions) -> Result<SqliteSto
     }
 }
 
-fn destinations(config: &Config) -> Result<Destinations, RunError> {
+/// Every destination of the configuration; what can't be used is an error here.
+pub(crate) fn destinations(config: &Config) -> Result<Destinations, RunError> {
     let mut all = Destinations::new().kind("webhook").kind("email");
     for (name, webhook) in &config.webhooks {
         let effect = Webhook::new(webhook.settings.clone()).map_err(|source| bad("webhook", name, source))?;
@@ -171,16 +172,22 @@ fn bad(kind: &'static str, name: &str, source: impl std::error::Error + Send + S
     RunError::Destination { kind, name: name.to_owned(), source: Box::new(source) }
 }
 
-/// Resolves at the first SIGTERM or SIGINT. The second one ends the process.
+/// Resolves at the first SIGTERM or SIGINT. The second one ends the process, whatever the dispatcher is
+/// busy with.
 fn stop() -> std::io::Result<impl Future<Output = ()>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    Ok(async move {
+    let (first, stop) = tokio::sync::oneshot::channel();
+    tokio::spawn(async move {
         either(&mut terminate, &mut interrupt).await;
-        tokio::spawn(async move {
-            either(&mut terminate, &mut interrupt).await;
-            tracing::warn!("a second signal: ending at once; the next start decides about attempts in flight");
-            exit(ENDED_BY_SIGNAL);
-        });
+        // The dispatcher may have ended by itself meanwhile.
+        let _ = first.send(());
+        either(&mut terminate, &mut interrupt).await;
+        tracing::warn!("a second signal: ending at once; the next start decides about attempts in flight");
+        exit(ENDED_BY_SIGNAL);
+    });
+    Ok(async move {
+        // The task above lives as long as the process, so this only ends with a signal.
+        let _ = stop.await;
     })
 }
 
