@@ -16,6 +16,7 @@ mod contract;
 mod demo;
 mod dispatch;
 mod email;
+mod events;
 mod examples;
 mod guard;
 mod load;
