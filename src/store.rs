@@ -161,12 +161,14 @@ pub trait Store: sealed::Sealed + Send + Sync + 'static {
     /// Where heads wait, each kind and destination once.
     fn outlook(&self, now_ms: i64) -> impl Future<Output = Result<Vec<Waiting>, StoreError>> + Send;
 
-    /// The heads of one destination that are due, the longest due first, at most `limit`.
+    /// The heads of one destination that are due, the longest due first, at most `limit`. While the
+    /// clock isn't `steady`, those past their expiry may do nothing, so they take no place here.
     fn due(
         &self,
         kind: &str,
         destination: &str,
         now_ms: i64,
+        steady: bool,
         limit: usize,
     ) -> impl Future<Output = Result<Vec<Due>, StoreError>> + Send;
 

@@ -278,7 +278,7 @@ impl<S: Store> Dispatcher<S> {
         if !self.attempts.is_empty() {
             return Ok(Some(Look { again: false, next_due_ms: None }));
         }
-        let again = self.decide(vec![suspect], now).await?;
+        let again = self.decide(vec![suspect], Alone::Yes, now).await?;
         Ok(Some(Look { again, next_due_ms: None }))
     }
 
@@ -302,8 +302,9 @@ impl<S: Store> Dispatcher<S> {
         if places == 0 {
             return Ok(false);
         }
-        let due = self.store.due(&waiting.kind, &waiting.destination, now.wall_ms, places).await?;
-        self.decide(due.into_iter().filter(|due| !due.suspect).collect(), now).await
+        let steady = self.watch.is_steady(now);
+        let due = self.store.due(&waiting.kind, &waiting.destination, now.wall_ms, steady, places).await?;
+        self.decide(due, Alone::No, now).await
     }
 
     fn be_loud(&mut self, waiting: &Waiting, now: Now) {
@@ -321,12 +322,14 @@ impl<S: Store> Dispatcher<S> {
     }
 
     /// Decides on every head: begin, end, or leave. Begins share a commit.
-    async fn decide(&mut self, heads: Vec<Due>, now: Now) -> Result<bool, StoreError> {
+    /// A suspect begins alone only; that it expired or can't be sent needs no caution.
+    async fn decide(&mut self, heads: Vec<Due>, alone: Alone, now: Now) -> Result<bool, StoreError> {
         let steady = self.watch.is_steady(now);
         let mut begins = Vec::new();
         let mut acted = false;
         for due in heads {
             match self.first_look(&due, now, steady) {
+                First::Begin(..) if due.suspect && alone == Alone::No => {}
                 First::Begin(command, limits) => {
                     let ask = Begin { n: due.n, limits, now_ms: now.wall_ms, steady };
                     begins.push((command, limits, due.suspect, self.store.begin(ask)));
@@ -415,6 +418,13 @@ impl<S: Store> Dispatcher<S> {
         };
         self.attempts.spawn(async move { Ended { route, suspect, settled: attempt.run().await } });
     }
+}
+
+/// Whether nothing else is in flight or about to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Alone {
+    Yes,
+    No,
 }
 
 enum First {

@@ -143,12 +143,19 @@ impl Store for SqliteStore {
         self.reader.read(move |connection| outlook(connection, now_ms)).await
     }
 
-    async fn due(&self, kind: &str, destination: &str, now_ms: i64, limit: usize) -> Result<Vec<Due>, StoreError> {
+    async fn due(
+        &self,
+        kind: &str,
+        destination: &str,
+        now_ms: i64,
+        steady: bool,
+        limit: usize,
+    ) -> Result<Vec<Due>, StoreError> {
         let (kind, destination) = (kind.to_owned(), destination.to_owned());
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let query = move |connection: &Connection| {
             let mut statement = connection.prepare_cached(DUE)?;
-            let rows = statement.query_map(params![now_ms, kind, destination, limit], due)?;
+            let rows = statement.query_map(params![now_ms, kind, destination, limit, steady], due)?;
             rows.collect()
         };
         self.reader.read(query).await
@@ -277,6 +284,7 @@ const DUE: &str = candidate!(
     WHERE l.kind = ?2 AND l.destination = ?3 AND l.due_ms IS NOT NULL AND l.due_ms <= ?1
     AND NOT EXISTS (SELECT 1 FROM outbox_pause p WHERE p.kind = '' AND p.destination = '' AND p.scope = l.scope
         AND (p.until_ms IS NULL OR p.until_ms > ?1))
+    AND (?5 OR o.expires_at_ms IS NULL OR o.expires_at_ms > ?1)
     ORDER BY l.due_ms LIMIT ?4"
 );
 const SUSPECTS: &str = candidate!(
