@@ -10,6 +10,7 @@ mod support;
 mod bypass;
 mod cases;
 mod cli;
+mod clock;
 mod compose;
 mod config;
 mod contract;
