@@ -97,7 +97,7 @@ impl<S: Store> Attempt<S> {
                 if arm.close() {
                     return Sent::Stopped;
                 }
-                match tokio::time::timeout(stop, &mut sending).await {
+                match clock::within(stop, &mut sending).await {
                     Ok(report) => report,
                     Err(_) => Report::unknown(Evidence::new("the process stopped before an answer came")),
                 }

@@ -1,9 +1,10 @@
 //! SQLite: the only place with SQLite's SQL.
 //!
-//! The worker side (`schema`, `worker`, `fenced`, `refused`) needs nothing but rusqlite. The
+//! The worker side (`schema`, `worker`, `fenced`, `refused`, `events`) needs nothing but rusqlite. The
 //! dispatcher's side (`facts`, `store`, `writer`, `lock`, `wake`) and the operator's (`inspect`,
 //! `resolve`) come with the feature `dispatcher`.
 
+mod events;
 #[cfg(feature = "dispatcher")]
 mod facts;
 mod fenced;
@@ -23,6 +24,7 @@ mod worker;
 #[cfg(feature = "dispatcher")]
 mod writer;
 
+pub use events::{OutcomeEvent, events};
 pub use fenced::Fenced;
 #[cfg(feature = "dispatcher")]
 pub use lock::LockError;

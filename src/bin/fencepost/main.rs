@@ -7,6 +7,7 @@ mod config;
 mod database;
 mod demo;
 mod enqueue;
+mod events;
 mod exec;
 mod exit;
 mod init;
@@ -103,6 +104,8 @@ enum Command {
     List(inspect::ListArgs),
     /// Show everything about one command
     Show(inspect::ShowArgs),
+    /// Show what became of commands, in the order in which it happened; --follow goes on
+    Events(events::Args),
     /// Answer for a command in doubt: did it happen?
     Resolve(resolve::Args),
     /// Check or show the configuration
@@ -133,6 +136,7 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
         Command::Status(args) => inspect::status(&args, globals),
         Command::List(args) => done(inspect::list(&args, globals)),
         Command::Show(args) => done(inspect::show(&args, globals)),
+        Command::Events(args) => done(events::events(&args, globals)),
         Command::Resolve(args) => done(resolve::resolve(&args, globals)),
         Command::Config(args) => done(config::config(&args, globals)),
         Command::Stage(args) => Ok(exec::become_program(&args)),

@@ -111,11 +111,16 @@ impl Screen {
 
     /// Prints text and the end of its line. A reader that went away is no error.
     pub(crate) fn print(self, text: &str) -> io::Result<()> {
+        self.print_to_reader(text).map(drop)
+    }
+
+    /// The same, and tells whether anybody still reads.
+    pub(crate) fn print_to_reader(self, text: &str) -> io::Result<bool> {
         let mut out = io::stdout().lock();
         let written = out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush());
         match written {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            written => written,
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            written => written.map(|()| true),
         }
     }
 
