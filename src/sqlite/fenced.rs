@@ -7,7 +7,7 @@
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use super::refused::WorkerError;
-use super::worker::{Enqueued, Held, NewCommand, enqueue, fence};
+use super::worker::{self, Enqueued, Held, NewCommand, enqueue, fence};
 
 /// A transaction under a token: fenced first, command last, and never continued after a refusal.
 ///
@@ -44,12 +44,40 @@ impl<'a> Fenced<'a> {
 
     /// Writes a command, like [`enqueue`]. After any error the transaction is over.
     pub fn enqueue(&mut self, command: &NewCommand<'_>) -> Result<Enqueued, WorkerError> {
+        self.then(|transaction, held| enqueue(transaction, held, command))
+    }
+
+    /// Ends a command that waits, or that was begun and may not send yet, like [`worker::cancel`].
+    pub fn cancel(&mut self, id: &str) -> Result<(), WorkerError> {
+        self.then(|transaction, held| worker::cancel(transaction, held, id))
+    }
+
+    /// Sends a parked command after all, like [`worker::adopt`].
+    pub fn adopt(&mut self, id: &str) -> Result<(), WorkerError> {
+        self.then(|transaction, held| worker::adopt(transaction, held, id))
+    }
+
+    /// Ends a parked command, like [`worker::discard`].
+    pub fn discard(&mut self, id: &str) -> Result<(), WorkerError> {
+        self.then(|transaction, held| worker::discard(transaction, held, id))
+    }
+
+    /// Makes a new command from a finished one, like [`worker::reissue`].
+    pub fn reissue(&mut self, id: &str, new_id: Option<&str>) -> Result<Enqueued, WorkerError> {
+        self.then(|transaction, held| worker::reissue(transaction, held, id, new_id))
+    }
+
+    /// One verb, unless the transaction is over; after any error it is.
+    fn then<T>(
+        &mut self,
+        verb: impl FnOnce(&Transaction<'_>, &Held<'_>) -> Result<T, WorkerError>,
+    ) -> Result<T, WorkerError> {
         if self.is_left() {
             return Err(WorkerError::Left);
         }
-        let enqueued = enqueue(&self.transaction, &self.held, command);
-        self.failed = enqueued.is_err();
-        enqueued
+        let done = verb(&self.transaction, &self.held);
+        self.failed = done.is_err();
+        done
     }
 
     /// Commits. Fails with [`WorkerError::Left`], and keeps nothing of the transaction, if a refusal was

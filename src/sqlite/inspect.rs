@@ -8,6 +8,8 @@
 use rusqlite::types::{ToSql, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Row};
 
+use super::pause::{self, Pause};
+
 /// How many rows a part of [`Status`] holds at most; the totals tell of the rest.
 pub const PART_ROWS_MAX: usize = 20;
 
@@ -168,6 +170,8 @@ pub struct Detail {
     pub not_before_ms: Option<i64>,
     /// W3C trace context of the writer.
     pub traceparent: Option<String>,
+    /// The id of the finished command that it was made from.
+    pub reissue_of: Option<String>,
     /// The writer's own headers, as stored. They can hold secrets.
     pub headers: Option<String>,
     /// Whether the payload came from `payload_bytes`.
@@ -300,6 +304,8 @@ pub struct Status {
     pub refusals: Vec<Refusal>,
     /// The dispatcher that ran last.
     pub reign: Reign,
+    /// What is paused now.
+    pub pauses: Vec<Pause>,
 }
 
 /// A scope as `outbox_lease` shows it.
@@ -397,6 +403,11 @@ pub fn find(connection: &Connection, id: &str) -> rusqlite::Result<Option<i64>> 
     connection.query_row(sql, [id], |row| row.get(0)).optional()
 }
 
+/// The command with this id, as listings show it.
+pub fn listed_by_id(connection: &Connection, id: &str) -> rusqlite::Result<Option<Listed>> {
+    find(connection, id)?.map(|n| command(connection, n)).transpose()
+}
+
 /// Everything about one command, but its payload; `None` if there is none with this id.
 pub fn show(connection: &Connection, id: &str) -> rusqlite::Result<Option<Detail>> {
     let snapshot = connection.unchecked_transaction()?;
@@ -409,7 +420,7 @@ fn detail(connection: &Connection, n: i64) -> rusqlite::Result<Detail> {
             coalesce(length(o.payload_bytes), length(CAST(o.payload AS BLOB))), x.first_begun_ms, x.first_unknown_ms,
             s.watermark, l.head_n,
             (SELECT count(*) FROM outbox_state y WHERE y.scope = x.scope AND y.lane = x.lane AND y.seq < x.seq
-                AND y.state IN ('pending', 'sending', 'in_doubt', 'parked')), x.why
+                AND y.state IN ('pending', 'sending', 'in_doubt', 'parked')), x.why, o.reissue_of
         FROM outbox o JOIN outbox_state x ON x.n = o.n JOIN outbox_scope s ON s.scope = x.scope
         LEFT JOIN outbox_lane l ON l.scope = x.scope AND l.lane = x.lane WHERE o.n = ?1";
     let is_final = StateWord::FINAL.iter().any(|word| word.as_str() == command.state);
@@ -418,6 +429,7 @@ fn detail(connection: &Connection, n: i64) -> rusqlite::Result<Detail> {
             command: command.clone(),
             not_before_ms: row.get(0)?,
             traceparent: maybe_text(row, 1)?,
+            reissue_of: maybe_text(row, 11)?,
             headers: maybe_text(row, 2)?,
             payload_is_binary: row.get(3)?,
             payload_bytes: row.get(4)?,
@@ -485,6 +497,7 @@ pub fn status(connection: &Connection, now_ms: i64) -> rusqlite::Result<Status> 
         failing: failing(&snapshot)?,
         refusals: refusals(&snapshot)?,
         reign: reign(&snapshot)?,
+        pauses: pause::pauses(&snapshot, now_ms)?,
     })
 }
 

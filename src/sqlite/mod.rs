@@ -2,7 +2,7 @@
 //!
 //! The worker side (`schema`, `worker`, `fenced`, `refused`, `events`) needs nothing but rusqlite. The
 //! dispatcher's side (`facts`, `store`, `writer`, `lock`, `wake`) and the operator's (`inspect`,
-//! `resolve`) come with the feature `dispatcher`.
+//! `operator`, `pause`, `resolve`, `scopes`) come with the feature `dispatcher`.
 
 mod events;
 #[cfg(feature = "dispatcher")]
@@ -12,10 +12,16 @@ mod fenced;
 pub mod inspect;
 #[cfg(feature = "dispatcher")]
 mod lock;
+#[cfg(feature = "dispatcher")]
+pub mod operator;
+#[cfg(feature = "dispatcher")]
+pub mod pause;
 mod refused;
 #[cfg(feature = "dispatcher")]
 pub mod resolve;
 mod schema;
+#[cfg(feature = "dispatcher")]
+pub mod scopes;
 #[cfg(feature = "dispatcher")]
 mod store;
 #[cfg(feature = "dispatcher")]
@@ -28,7 +34,7 @@ pub use events::{OutcomeEvent, events};
 pub use fenced::Fenced;
 #[cfg(feature = "dispatcher")]
 pub use lock::LockError;
-pub use refused::{Refusal, WorkerError};
+pub use refused::{Refusal, Standing, WorkerError};
 pub use schema::{
     CONTRACT, CONTRACT_MAJOR, CONTRACT_MINOR, ContractObject, Drift, Drifted, SchemaError, contract_objects, migrate,
     prepare, verify,
@@ -36,5 +42,6 @@ pub use schema::{
 #[cfg(feature = "dispatcher")]
 pub use store::{OpenError, OpenOptions, SqliteStore};
 pub use worker::{
-    Content, Enqueued, Held, Lease, NewCommand, Waiting, acquire, enqueue, fence, new_holder, release, renew, seal,
+    Content, Enqueued, Held, Lease, NewCommand, Waiting, acquire, adopt, cancel, discard, enqueue, fence, new_holder,
+    reissue, release, renew, seal,
 };

@@ -75,11 +75,49 @@ pub struct Refusal {
     pub source: Option<String>,
     /// When the scope's lease runs out, in milliseconds since 1970.
     pub until_ms: Option<i64>,
+    /// The command that was asked for, as it stands after the refusal; only where one was named.
+    pub command: Option<Standing>,
+}
+
+/// Where a command stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Standing {
+    /// The command.
+    pub id: String,
+    /// `pending`, `sending`, `in_doubt`, `parked`, `delivered` or `dead`.
+    pub state: String,
+    /// Why it is dead or parked.
+    pub reason: Option<String>,
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "command {} is {}", self.id, self.state)?;
+        match &self.reason {
+            Some(reason) => write!(f, " ({reason})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Standing {
+    /// What follows from it for somebody who wanted to end or to send it.
+    fn advice(&self) -> &'static str {
+        match self.state.as_str() {
+            "sending" => ": too late, it may have been sent already",
+            "in_doubt" => ": nobody knows whether it happened, so it waits for an operator to resolve it",
+            _ => "",
+        }
+    }
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: ", self.code.as_str(), self.code.meaning())?;
+        if let (Some(command), Code::Live | Code::Final) = (&self.command, self.code) {
+            return write!(f, "{command}{}", command.advice());
+        }
         match self.token {
             Some(token) => write!(f, "{token} for scope {}", self.scope)?,
             None => write!(f, "scope {}", self.scope)?,
@@ -99,6 +137,8 @@ impl fmt::Display for Refusal {
 pub(super) struct Asked<'a> {
     pub(super) scope: &'a str,
     pub(super) token: Option<FencingToken>,
+    /// The command that a verb is about.
+    pub(super) id: Option<&'a str>,
     /// Finds the illegal value, where the database says that there is one.
     pub(super) illegal: &'a dyn Fn() -> Option<(&'static str, String)>,
 }
@@ -107,9 +147,7 @@ pub(super) struct Asked<'a> {
 pub(super) fn explain(connection: &Connection, error: rusqlite::Error, asked: &Asked<'_>) -> WorkerError {
     let Some(code) = code_of(&error) else { return WorkerError::database(error) };
     if code == Code::IllegalValue {
-        let unnamed = || ("value", "it is not allowed here".to_owned());
-        let (field, problem) = (asked.illegal)().unwrap_or_else(unnamed);
-        return WorkerError::IllegalValue { field, problem };
+        return illegal(asked);
     }
     let refusal = describe(connection, code, asked);
     // Before the rollback a row here would be undone with the rest, or be part of the caller's work.
@@ -120,7 +158,7 @@ pub(super) fn explain(connection: &Connection, error: rusqlite::Error, asked: &A
     WorkerError::Refused(Box::new(refusal))
 }
 
-fn code_of(error: &rusqlite::Error) -> Option<Code> {
+pub(super) fn code_of(error: &rusqlite::Error) -> Option<Code> {
     let rusqlite::Error::SqliteFailure(failure, Some(message)) = error else { return None };
     let raised = failure.extended_code == rusqlite::ffi::SQLITE_CONSTRAINT_TRIGGER;
     if raised { Code::find(message) } else { None }
@@ -136,7 +174,34 @@ fn describe(connection: &Connection, code: Code, asked: &Asked<'_>) -> Refusal {
         .unwrap_or_default();
     let (watermark, current_holder, source, until_ms) = known;
     let scope = asked.scope.to_owned();
-    Refusal { code, scope, token: asked.token, watermark, current_holder, source, until_ms }
+    let command = asked.id.and_then(|id| standing(connection, id).ok().flatten());
+    Refusal { code, scope, token: asked.token, watermark, current_holder, source, until_ms, command }
+}
+
+fn standing(connection: &Connection, id: &str) -> rusqlite::Result<Option<Standing>> {
+    let sql = "SELECT state, reason FROM outbox_state
+        WHERE n = coalesce((SELECT n FROM outbox WHERE id = ?1), (SELECT n FROM outbox_state WHERE minted_id = ?1))";
+    let row = |row: &rusqlite::Row<'_>| Ok(Standing { id: id.to_owned(), state: row.get(0)?, reason: row.get(1)? });
+    connection.query_row(sql, [id], row).optional()
+}
+
+/// A refusal that the contract has no statement for. The transaction is undone here, as the database
+/// undoes it after its own refusals.
+pub(super) fn refuse(connection: &Connection, code: Code, asked: &Asked<'_>) -> WorkerError {
+    if let Err(error) = connection.execute_batch("ROLLBACK") {
+        return WorkerError::database(error);
+    }
+    if code == Code::IllegalValue {
+        illegal(asked)
+    } else {
+        WorkerError::Refused(Box::new(describe(connection, code, asked)))
+    }
+}
+
+fn illegal(asked: &Asked<'_>) -> WorkerError {
+    let unnamed = || ("value", "it is not allowed here".to_owned());
+    let (field, problem) = (asked.illegal)().unwrap_or_else(unnamed);
+    WorkerError::IllegalValue { field, problem }
 }
 
 const fn counts(code: Code) -> bool {

@@ -1,8 +1,9 @@
-//! The worker side: lease, fence, enqueue, inside the caller's own transaction.
+//! The worker side: lease, fence, enqueue and a holder's verdicts, inside the caller's own transaction.
 //!
 //! The database decides every question (`schema.sql`); these functions send one statement, read back
 //! what it did and turn a refusal into a [`WorkerError`] that names both tokens. They must never decide
-//! a second time, never open, commit or roll back the caller's transaction, and never wait.
+//! a second time, never open or commit the caller's transaction, and never wait. Only what a [`reissue`]
+//! can't be made from is refused here, and undone here as the database would.
 //!
 //! **They can't stop a caller who passes over a refusal.** A refusal has rolled the transaction back,
 //! and what is sent on the connection afterwards commits by itself, statement by statement. So fence
@@ -11,8 +12,8 @@
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use std::time::Duration;
 
-use super::refused::{Asked, WorkerError, explain, illegal_name};
-use crate::rules::{self, FencingToken, LEASE, TTL_MS_MAX};
+use super::refused::{Asked, WorkerError, explain, illegal_name, refuse};
+use crate::rules::{self, Code, FencingToken, LEASE, TTL_MS_MAX};
 
 /// What a worker says of itself: its scope, its token, and who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -255,7 +256,7 @@ pub fn acquire(tx: &Transaction<'_>, scope: &str, holder: &str, ttl: Duration) -
             Some(("holder", "it has acquired this scope before; make a new one for each acquisition".to_owned()))
         })
     };
-    let asked = Asked { scope, token: None, illegal: &illegal };
+    let asked = Asked { scope, token: None, id: None, illegal: &illegal };
     run(
         tx,
         &asked,
@@ -283,7 +284,7 @@ pub fn renew(
 ) -> Result<i64, WorkerError> {
     let ttl_ms = whole_ms(ttl);
     let illegal = || illegal_lease(scope, holder, Some(ttl_ms));
-    let asked = Asked { scope, token: Some(token), illegal: &illegal };
+    let asked = Asked { scope, token: Some(token), id: None, illegal: &illegal };
     run(
         tx,
         &asked,
@@ -297,7 +298,7 @@ pub fn renew(
 /// acquisition.
 pub fn release(tx: &Transaction<'_>, scope: &str, token: FencingToken, holder: &str) -> Result<(), WorkerError> {
     let illegal = || illegal_lease(scope, holder, None);
-    let asked = Asked { scope, token: Some(token), illegal: &illegal };
+    let asked = Asked { scope, token: Some(token), id: None, illegal: &illegal };
     run(
         tx,
         &asked,
@@ -339,7 +340,7 @@ pub fn enqueue(tx: &Transaction<'_>, held: &Held<'_>, command: &NewCommand<'_>) 
         Content::Bytes(bytes) => (None, Some(bytes)),
     };
     let illegal = || illegal_held(held).or_else(|| illegal_command(tx, held.scope, command));
-    let asked = Asked { scope: held.scope, token: Some(held.token), illegal: &illegal };
+    let asked = Asked { scope: held.scope, token: Some(held.token), id: None, illegal: &illegal };
     // The default of the column makes an id only where the column is not named.
     let with_id = "INSERT INTO outbox(scope, token, holder, source, lane, key, kind, destination, not_before_ms,
         expires_at_ms, traceparent, headers, payload, payload_bytes, id)
@@ -375,6 +376,112 @@ pub fn enqueue(tx: &Transaction<'_>, held: &Held<'_>, command: &NewCommand<'_>) 
     }
 }
 
+/// Ends a command of this scope that waits, or that was begun and may not send yet: `dead/cancelled`.
+/// Its key stays taken.
+///
+/// Fails with FP007 once it is too late (it may have been sent) and while it is in doubt, with FP011 if
+/// it ended already, with FP003 if there is no such command in this scope. Each undoes the transaction.
+pub fn cancel(tx: &Transaction<'_>, held: &Held<'_>, id: &str) -> Result<(), WorkerError> {
+    verdict(tx, "INSERT INTO outbox_cancel(scope, token, holder, id) VALUES (?1, ?2, ?3, ?4)", held, id)
+}
+
+/// Sends a parked command of this scope after all: pending again, due now, with fresh tries. The
+/// take-over that parked it leaves it alone from now on; the next one looks at it again.
+///
+/// Fails with FP007 if it isn't parked, with FP011 if it ended, with FP003 if there is no such command
+/// in this scope. Each undoes the transaction.
+pub fn adopt(tx: &Transaction<'_>, held: &Held<'_>, id: &str) -> Result<(), WorkerError> {
+    verdict(tx, "INSERT INTO outbox_adopt(scope, token, holder, id) VALUES (?1, ?2, ?3, ?4)", held, id)
+}
+
+/// Ends a parked command of this scope: `dead/superseded`, and its key is free again if nothing can
+/// have happened; one that `on_dead = "block"` parked ends with its own reason. Fails like [`adopt`].
+pub fn discard(tx: &Transaction<'_>, held: &Held<'_>, id: &str) -> Result<(), WorkerError> {
+    verdict(tx, "INSERT INTO outbox_discard(scope, token, holder, id) VALUES (?1, ?2, ?3, ?4)", held, id)
+}
+
+/// Makes a new command from a finished one of this scope: a new id, the current token, the next seq, the
+/// same lane, destination, headers and payload, and a link to the old one. It has no key and no times.
+///
+/// The same `new_id` again, for the same command, is a duplicate. Fails with FP007 while the old one is
+/// live, with FP003 if there is none in this scope or its content was erased, with FP005 if `new_id` is
+/// taken. Each undoes the transaction.
+pub fn reissue(tx: &Transaction<'_>, held: &Held<'_>, id: &str, new_id: Option<&str>) -> Result<Enqueued, WorkerError> {
+    fence(tx, held)?;
+    let old = reissuable(tx, held.scope, id)?;
+    let illegal = || {
+        illegal_held(held)
+            .or_else(|| new_id.and_then(|id| rules::check_id(id).err()).map(|problem| ("new id", problem.to_string())))
+            .or_else(|| (new_id == Some(id)).then(|| ("new id", "it is the old one's".to_owned())))
+            .or_else(|| Some(("id", no_content(old.as_ref(), held.scope, id))))
+    };
+    let asked = Asked { scope: held.scope, token: Some(held.token), id: Some(id), illegal: &illegal };
+    match &old {
+        Some(old) if !old.is_final => return Err(refuse(tx, Code::Live, &asked)),
+        Some(old) if old.is_erased => return Err(refuse(tx, Code::IllegalValue, &asked)),
+        None => return Err(refuse(tx, Code::IllegalValue, &asked)),
+        Some(_) if new_id == Some(id) => return Err(refuse(tx, Code::IllegalValue, &asked)),
+        Some(_) => {}
+    }
+    let values = params![id, held.token.get(), held.holder, held.source, new_id];
+    match run(tx, &asked, REISSUE, values)? {
+        0 => again(tx, &asked, id, new_id),
+        _ => inserted(tx, tx.last_insert_rowid()),
+    }
+}
+
+/// `?1` the old id, then token, holder, source and the new id. The new id is made here, since an explicit
+/// NULL would leave it out of the row.
+pub(super) const REISSUE: &str = "INSERT INTO outbox(id, scope, token, holder, source, lane, kind, destination, traceparent,
+        reissue_of, headers, payload, payload_bytes)
+    SELECT coalesce(?5, lower(hex(randomblob(16)))), o.scope, ?2, ?3, ?4, o.lane, o.kind, o.destination, o.traceparent,
+        ?1, o.headers, o.payload, o.payload_bytes
+    FROM outbox o WHERE o.n = coalesce((SELECT n FROM outbox WHERE id = ?1), (SELECT n FROM outbox_state WHERE minted_id = ?1))";
+
+/// The inserted row was known: a repeat only if it is a reissue of the same command.
+fn again(tx: &Connection, asked: &Asked<'_>, id: &str, new_id: Option<&str>) -> Result<Enqueued, WorkerError> {
+    let sql = "SELECT o.reissue_of IS ?2, x.state FROM outbox o JOIN outbox_state x ON x.n = o.n
+        WHERE o.n = coalesce((SELECT n FROM outbox WHERE id = ?1), (SELECT n FROM outbox_state WHERE minted_id = ?1))";
+    let (same, state) = read(tx, sql, params![new_id, id], |row| Ok((row.get::<_, bool>(0)?, row.get(1)?)))?;
+    if same {
+        Ok(Enqueued::Duplicate { id: new_id.unwrap_or_default().to_owned(), state })
+    } else {
+        Err(refuse(tx, Code::IdExists, asked))
+    }
+}
+
+/// What a reissue must know of the old command.
+struct Reissuable {
+    is_final: bool,
+    is_erased: bool,
+}
+
+fn reissuable(tx: &Connection, scope: &str, id: &str) -> Result<Option<Reissuable>, WorkerError> {
+    let sql = "SELECT x.state IN ('delivered', 'dead'), x.erased_ms IS NOT NULL FROM outbox_state x
+        WHERE x.scope = ?2 AND x.n = coalesce((SELECT n FROM outbox WHERE id = ?1), (SELECT n FROM outbox_state WHERE minted_id = ?1))";
+    let old = |row: &Row<'_>| Ok(Reissuable { is_final: row.get(0)?, is_erased: row.get(1)? });
+    let mut statement = tx.prepare_cached(sql).map_err(WorkerError::database)?;
+    statement.query_row(params![id, scope], old).optional().map_err(WorkerError::database)
+}
+
+fn no_content(old: Option<&Reissuable>, scope: &str, id: &str) -> String {
+    match old {
+        Some(_) => format!("the content of {id} was erased, or is larger than max_payload now"),
+        None => format!("there is no command {id} in scope {scope}"),
+    }
+}
+
+/// A holder's word on one command. The fence comes first, with the holder's own source, which the
+/// statement itself has no place for.
+fn verdict(tx: &Transaction<'_>, sql: &str, held: &Held<'_>, id: &str) -> Result<(), WorkerError> {
+    fence(tx, held)?;
+    let illegal =
+        || illegal_held(held).or_else(|| Some(("id", format!("there is no command {id} in scope {}", held.scope))));
+    let asked = Asked { scope: held.scope, token: Some(held.token), id: Some(id), illegal: &illegal };
+    run(tx, &asked, sql, params![held.scope, held.token.get(), held.holder, id])?;
+    Ok(())
+}
+
 fn inserted(tx: &Connection, n: i64) -> Result<Enqueued, WorkerError> {
     read(
         tx,
@@ -397,7 +504,7 @@ fn known(tx: &Connection, scope: &str, command: &NewCommand<'_>) -> Result<Enque
 
 fn claim(tx: &Transaction<'_>, sql: &str, held: &Held<'_>) -> Result<(), WorkerError> {
     let illegal = || illegal_held(held);
-    let asked = Asked { scope: held.scope, token: Some(held.token), illegal: &illegal };
+    let asked = Asked { scope: held.scope, token: Some(held.token), id: None, illegal: &illegal };
     run(tx, &asked, sql, params![held.scope, held.token.get(), held.holder, held.source])?;
     Ok(())
 }

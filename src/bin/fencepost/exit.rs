@@ -8,7 +8,7 @@ use std::io;
 
 use fencepost::config::ConfigError;
 use fencepost::rules::{Code, InvalidToken, LEASE};
-use fencepost::sqlite::resolve::ResolveError;
+use fencepost::sqlite::operator::OperatorError;
 use fencepost::sqlite::{Refusal, SchemaError, WorkerError};
 
 use crate::run::RunError;
@@ -81,8 +81,8 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         Some(worker(error))
     } else if let Some(error) = cause.downcast_ref::<SchemaError>() {
         Some(schema(error))
-    } else if let Some(error) = cause.downcast_ref::<ResolveError>() {
-        Some(resolve(error))
+    } else if let Some(error) = cause.downcast_ref::<OperatorError>() {
+        Some(operator(error))
     } else if let Some(error) = cause.downcast_ref::<rusqlite::Error>() {
         Some(sqlite(error))
     } else {
@@ -117,10 +117,17 @@ fn schema(error: &SchemaError) -> Exit {
     }
 }
 
-fn resolve(error: &ResolveError) -> Exit {
+fn operator(error: &OperatorError) -> Exit {
     match error {
-        ResolveError::NotFound { .. } | ResolveError::NotInDoubt { .. } => Exit::Data,
-        ResolveError::Database(error) => sqlite(error),
+        OperatorError::NotFound { .. }
+        | OperatorError::Refused { .. }
+        | OperatorError::Erased { .. }
+        | OperatorError::Illegal { .. }
+        | OperatorError::UnknownScope { .. }
+        | OperatorError::Contract(_)
+        | OperatorError::NotPaused(_)
+        | OperatorError::TooMany(_) => Exit::Data,
+        OperatorError::Database(error) => sqlite(error),
         _ => Exit::Bug,
     }
 }
@@ -152,7 +159,7 @@ fn hint_of(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| {
         let worker = cause.downcast_ref::<WorkerError>().and_then(hint_of_worker);
         worker
-            .or_else(|| cause.downcast_ref::<ResolveError>().and_then(hint_of_resolve))
+            .or_else(|| cause.downcast_ref::<OperatorError>().and_then(hint_of_operator))
             .or_else(|| hint_of_sqlite(cause))
     })
 }
@@ -164,6 +171,12 @@ fn hint_of_worker(error: &WorkerError) -> Option<String> {
         return Some(format!("it runs out {until} unless it is renewed; try again then"));
     }
     let hint = match refusal.code {
+        Code::Live | Code::Final => {
+            return refusal
+                .command
+                .as_ref()
+                .map(|command| format!("`fencepost show {}` tells what may be done", command.id));
+        }
         Code::StaleToken => "somebody newer took the scope over: stop working for it; nothing was written",
         Code::OtherHolder => "two holders have this token: check the lease service; nothing was written",
         Code::IdExists => "an id stays for ever: give another one, or none; nothing was written",
@@ -172,16 +185,19 @@ fn hint_of_worker(error: &WorkerError) -> Option<String> {
         Code::JumpsTooFar => "check the token: a clock or a typo? max_jump of the policy sets the limit",
         Code::Held => "`fencepost lease show` tells whose tokens the scope has: built-in lease, or a foreign service",
         Code::OtherSource => "name the scope's own source with --source; `fencepost lease show` tells it",
-        Code::IllegalValue | Code::Immutable | Code::Live | Code::MayNotFall | Code::Final => return None,
+        Code::IllegalValue | Code::Immutable | Code::MayNotFall => return None,
     };
     Some(hint.to_owned())
 }
 
-fn hint_of_resolve(error: &ResolveError) -> Option<String> {
+fn hint_of_operator(error: &OperatorError) -> Option<String> {
     match error {
-        ResolveError::NotFound { .. } => Some("`fencepost list --state in_doubt` tells what is in doubt".to_owned()),
-        ResolveError::NotInDoubt { id, .. } => Some(format!("`fencepost show {id}` tells what may be done")),
-        ResolveError::Database(_) | _ => None,
+        OperatorError::NotFound { .. } => Some("`fencepost list` shows ids".to_owned()),
+        OperatorError::Refused { id, .. } => Some(format!("`fencepost show {id}` tells what may be done")),
+        OperatorError::UnknownScope { .. } => Some("`fencepost scope list` shows scopes".to_owned()),
+        OperatorError::NotPaused(_) => Some("`fencepost status` shows what is paused".to_owned()),
+        OperatorError::TooMany(_) => Some("name fewer, or narrow the filter; nothing was written".to_owned()),
+        OperatorError::Database(_) | _ => None,
     }
 }
 
@@ -230,8 +246,8 @@ mod tests {
             (SchemaError::Foreign { kind: "table".to_owned(), name: "outbox".to_owned() }.into(), Exit::Data),
             (SchemaError::NotWal { mode: "delete".to_owned() }.into(), Exit::InputOutput),
             (SchemaError::InTransaction.into(), Exit::Bug),
-            (ResolveError::NotFound { id: "x".to_owned() }.into(), Exit::Data),
-            (ResolveError::Database(sqlite_error(ffi::SQLITE_BUSY)).into(), Exit::TryLater),
+            (OperatorError::NotFound { id: "x".to_owned() }.into(), Exit::Data),
+            (OperatorError::Database(sqlite_error(ffi::SQLITE_BUSY)).into(), Exit::TryLater),
             (ConfigError::File { path: "x".into(), source: io::Error::other("y") }.into(), Exit::Config),
             (InvalidToken(0).into(), Exit::Data),
             (sqlite_error(ffi::SQLITE_BUSY).into(), Exit::TryLater),

@@ -320,7 +320,7 @@ fn show(args: &Show, globals: &Globals) -> anyhow::Result<()> {
 }
 
 /// The word for what `until_ms` means now.
-fn standing(scope: &Scope, now_ms: i64) -> &'static str {
+pub(crate) fn standing(scope: &Scope, now_ms: i64) -> &'static str {
     match (scope.source.as_deref(), scope.until_ms) {
         (Some(LEASE), Some(until_ms)) if now_ms < until_ms => "held",
         (Some(LEASE), Some(_)) => "expired",

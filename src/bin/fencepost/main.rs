@@ -13,9 +13,12 @@ mod exit;
 mod init;
 mod inspect;
 mod lease;
+mod operate;
 mod output;
+mod pause;
 mod resolve;
 mod run;
+mod scope;
 #[expect(clippy::print_stdout, reason = "it prints where it listens")]
 mod sink;
 
@@ -106,8 +109,22 @@ enum Command {
     Show(inspect::ShowArgs),
     /// Show what became of commands, in the order in which it happened; --follow goes on
     Events(events::Args),
-    /// Answer for a command in doubt: did it happen?
-    Resolve(resolve::Args),
+    /// Answer for commands in doubt: did they happen?
+    Resolve(Box<resolve::Args>),
+    /// End commands that wait, or were begun and may not send yet
+    Cancel(operate::Args),
+    /// Send parked commands after all, with fresh tries
+    Adopt(operate::Args),
+    /// End parked commands
+    Discard(operate::Args),
+    /// Make new commands from finished ones, under the current token
+    Reissue(operate::ReissueArgs),
+    /// Begin nothing new for a destination, a scope or everything
+    Pause(pause::PauseArgs),
+    /// Let what was paused go on
+    Resume(pause::ResumeArgs),
+    /// Show and set scopes: token, source, policy; rebase
+    Scope(scope::Args),
     /// Check or show the configuration
     Config(config::Args),
     /// Becomes the program of `lease exec`
@@ -138,6 +155,13 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
         Command::Show(args) => done(inspect::show(&args, globals)),
         Command::Events(args) => done(events::events(&args, globals)),
         Command::Resolve(args) => done(resolve::resolve(&args, globals)),
+        Command::Cancel(args) => done(operate::cancel(&args, globals)),
+        Command::Adopt(args) => done(operate::adopt(&args, globals)),
+        Command::Discard(args) => done(operate::discard(&args, globals)),
+        Command::Reissue(args) => done(operate::reissue(&args, globals)),
+        Command::Pause(args) => done(pause::pause(&args, globals)),
+        Command::Resume(args) => done(pause::resume(&args, globals)),
+        Command::Scope(args) => done(scope::scope(&args, globals)),
         Command::Config(args) => done(config::config(&args, globals)),
         Command::Stage(args) => Ok(exec::become_program(&args)),
     }
