@@ -1,9 +1,12 @@
 //! SQLite: the only place with SQLite's SQL.
 //!
-//! The worker side (`schema`, `worker`, `fenced`, `refused`) needs nothing but rusqlite. The
-//! dispatcher's side (`facts`, `store`, `writer`, `lock`, `wake`) and the operator's (`inspect`,
-//! `resolve`) come with the feature `dispatcher`.
+//! The worker side (`schema`, `worker`, `content`, `fenced`, `refused`) needs nothing but rusqlite and a
+//! hash. The dispatcher's side (`facts`, `store`, `writer`, `lock`, `wake`) and the operator's
+//! (`inspect`, `resolve`, `retention`, `copies`) come with the feature `dispatcher`.
 
+mod content;
+#[cfg(feature = "dispatcher")]
+pub mod copies;
 #[cfg(feature = "dispatcher")]
 mod facts;
 mod fenced;
@@ -14,6 +17,8 @@ mod lock;
 mod refused;
 #[cfg(feature = "dispatcher")]
 pub mod resolve;
+#[cfg(feature = "dispatcher")]
+pub mod retention;
 mod schema;
 #[cfg(feature = "dispatcher")]
 mod store;

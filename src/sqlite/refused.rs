@@ -120,6 +120,14 @@ pub(super) fn explain(connection: &Connection, error: rusqlite::Error, asked: &A
     WorkerError::Refused(Box::new(refusal))
 }
 
+/// Refuses in the database's place, where it can't see that it should: the whole transaction is undone.
+pub(super) fn refuse(connection: &Connection, code: Code, asked: &Asked<'_>) -> WorkerError {
+    if let Err(error) = connection.execute_batch("ROLLBACK") {
+        return WorkerError::database(error);
+    }
+    WorkerError::Refused(Box::new(describe(connection, code, asked)))
+}
+
 fn code_of(error: &rusqlite::Error) -> Option<Code> {
     let rusqlite::Error::SqliteFailure(failure, Some(message)) = error else { return None };
     let raised = failure.extended_code == rusqlite::ffi::SQLITE_CONSTRAINT_TRIGGER;

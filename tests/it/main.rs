@@ -23,6 +23,7 @@ mod locks;
 mod mutants;
 mod python;
 mod recovery;
+mod retention;
 mod secrets;
 mod sink;
 mod statechart;

@@ -13,7 +13,9 @@ mod init;
 mod inspect;
 mod lease;
 mod output;
+mod prune;
 mod resolve;
+mod retention;
 mod run;
 #[expect(clippy::print_stdout, reason = "it prints where it listens")]
 mod sink;
@@ -105,6 +107,8 @@ enum Command {
     Show(inspect::ShowArgs),
     /// Answer for a command in doubt: did it happen?
     Resolve(resolve::Args),
+    /// Remove what is finished and old; ids and keys stay known for a while
+    Prune(prune::Args),
     /// Check or show the configuration
     Config(config::Args),
     /// Becomes the program of `lease exec`
@@ -134,6 +138,7 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
         Command::List(args) => done(inspect::list(&args, globals)),
         Command::Show(args) => done(inspect::show(&args, globals)),
         Command::Resolve(args) => done(resolve::resolve(&args, globals)),
+        Command::Prune(args) => done(prune::prune(&args, globals)),
         Command::Config(args) => done(config::config(&args, globals)),
         Command::Stage(args) => Ok(exec::become_program(&args)),
     }
