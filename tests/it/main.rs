@@ -27,6 +27,7 @@ mod locks;
 mod mutants;
 mod python;
 mod recovery;
+mod retention;
 mod secrets;
 mod sink;
 mod statechart;

@@ -21,7 +21,7 @@ const IMPORTS: [(&str, &[&str]); 12] = [
     ("effect", &["rules"]),
     ("store", &["rules", "effect"]),
     // `sqlite` names itself where a test wants the whole contract.
-    ("sqlite", &["rules", "effect", "store", "faults", "sqlite"]),
+    ("sqlite", &["rules", "effect", "store", "clock", "faults", "sqlite"]),
     ("webhook", &["rules", "effect", "clock", "redact", "tls"]),
     ("email", &["rules", "effect", "clock", "tls"]),
     // The settings of the senders are what a configuration is made of.

@@ -16,7 +16,9 @@ mod lease;
 mod operate;
 mod output;
 mod pause;
+mod prune;
 mod resolve;
+mod retention;
 mod run;
 mod scope;
 #[expect(clippy::print_stdout, reason = "it prints where it listens")]
@@ -125,6 +127,8 @@ enum Command {
     Resume(pause::ResumeArgs),
     /// Show and set scopes: token, source, policy; rebase
     Scope(scope::Args),
+    /// Remove what is finished and old; ids and keys stay known for a while
+    Prune(prune::Args),
     /// Check or show the configuration
     Config(config::Args),
     /// Becomes the program of `lease exec`
@@ -162,6 +166,7 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
         Command::Pause(args) => done(pause::pause(&args, globals)),
         Command::Resume(args) => done(pause::resume(&args, globals)),
         Command::Scope(args) => done(scope::scope(&args, globals)),
+        Command::Prune(args) => done(prune::prune(&args, globals)),
         Command::Config(args) => done(config::config(&args, globals)),
         Command::Stage(args) => Ok(exec::become_program(&args)),
     }

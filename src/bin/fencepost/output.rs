@@ -223,6 +223,13 @@ fn marks<'a>(head: &[&'a str], at: usize) -> &'a str {
 #[derive(Debug)]
 pub(crate) struct Progress(ProgressBar);
 
+impl Progress {
+    /// Says what has been done so far.
+    pub(crate) fn say(&self, text: String) {
+        self.0.set_message(text);
+    }
+}
+
 impl Drop for Progress {
     fn drop(&mut self) {
         self.0.finish_and_clear();
@@ -344,6 +351,14 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let duration: jiff::SignedDuration =
         text.parse().map_err(|_| "write a number with its unit, as in 500ms, 30s or 5m".to_owned())?;
     Duration::try_from(duration).map_err(|_| "it can't be negative".to_owned())
+}
+
+/// The same with days as a unit too: `30d`.
+pub(crate) fn parse_age(text: &str) -> Result<Duration, String> {
+    let Some(days) = text.strip_suffix('d').and_then(|days| days.parse::<u32>().ok()) else {
+        return parse_duration(text).map_err(|problem| problem.replace("500ms, 30s or 5m", "30d, 12h or 5m"));
+    };
+    Ok(Duration::from_secs(86_400) * days)
 }
 
 /// A time that was given: absolute, or from now on.

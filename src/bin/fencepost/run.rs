@@ -23,6 +23,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::exit::Exit;
 use crate::output::warn;
+use crate::retention::Retention;
 use crate::{Globals, database};
 
 /// Exit status of a process that a second signal ended: 128 + SIGTERM.
@@ -126,6 +127,7 @@ fn run(args: &Args, config: &Config, database: &Path) -> Result<Summary, RunErro
     }
     let store = Arc::new(open(args, database, &options)?);
     let runtime = tokio::runtime::Runtime::new().map_err(RunError::Runtime)?;
+    let retention = (!args.drain).then(|| Retention::start(database, config)).transpose().map_err(RunError::Runtime)?;
     let ran = runtime.block_on(async {
         let stop = stop().map_err(RunError::Runtime)?;
         dispatcher::run(store, destinations, settings, stop).await.map_err(RunError::Store)
@@ -133,6 +135,9 @@ fn run(args: &Args, config: &Config, database: &Path) -> Result<Summary, RunErro
     // Attempts in flight are not awaited: after a stop there are none, and after a failure they must
     // not go on.
     runtime.shutdown_background();
+    if ran.is_ok() {
+        drop(retention);
+    }
     ran
 }
 
