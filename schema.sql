@@ -10,6 +10,9 @@
 -- The outbox must be in the same database file as the business tables: SQLite does not commit
 -- atomically across attached files in WAL mode.
 --
+-- Put no trigger and no unique index of your own on these tables: a trigger that writes commands from inside
+-- one of these switches it off. The dispatcher refuses a database that has one.
+--
 -- The triggers guard against accidents. SQLite has no users: whoever may write the file can change
 -- anything.
 --
@@ -403,11 +406,15 @@ END;
 -- seq is given after the row is in, so that an ignored row leaves no gap.
 CREATE TRIGGER outbox_number AFTER INSERT ON outbox BEGIN
   SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE NEW.n < 1;
+  -- A trigger of somebody else's may have come in between and raised the watermark, or kept the fence from firing.
+  SELECT RAISE(ROLLBACK, 'FP001 stale token') WHERE NEW.token IS NOT (SELECT watermark FROM outbox_scope WHERE scope = NEW.scope);
   INSERT INTO outbox_state(n, scope, lane, seq, era, token, minted_id, key, state, due_ms, set_ms, inserted_ms, updated_ms)
     SELECT NEW.n, NEW.scope, coalesce(NEW.lane, ''), s.next_seq, s.era, NEW.token, CASE WHEN NEW.id IS NULL THEN lower(hex(randomblob(16))) END, NEW.key,
         'pending', coalesce(NEW.not_before_ms, t.now_ms), t.now_ms, t.now_ms, t.now_ms
       FROM outbox_scope s, (SELECT CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) AS now_ms) t WHERE s.scope = NEW.scope;
   UPDATE outbox_scope SET next_seq = next_seq + 1 WHERE scope = NEW.scope;
+  -- … or have inserted a command for which this trigger did not fire: it would never be sent.
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE NOT EXISTS (SELECT 1 FROM outbox_state WHERE n = (SELECT max(n) FROM outbox));
 END;
 
 -- ── Verbs of a holder, as views to insert into: an INSERT always says yes or no ────────────────────
@@ -636,10 +643,12 @@ CREATE TRIGGER outbox_state_keep BEFORE DELETE ON outbox_state WHEN OLD.state NO
 BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
 
 CREATE TRIGGER outbox_scope_new BEFORE INSERT ON outbox_scope WHEN EXISTS (SELECT 1 FROM outbox_scope WHERE scope = NEW.scope)
+    OR NEW.watermark IS NULL OR NEW.watermark NOT BETWEEN 0 AND 4611686018427387904
     OR NEW.next_seq IS NOT 1 OR NEW.era IS NOT 0 OR NEW.pruned_seq IS NOT 0
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 -- next_seq rises only over a number that was given, and a new era names its source.
-CREATE TRIGGER outbox_scope_rise BEFORE UPDATE ON outbox_scope WHEN NEW.scope IS NOT OLD.scope OR NEW.watermark IS NULL OR NEW.next_seq IS NULL
+CREATE TRIGGER outbox_scope_rise BEFORE UPDATE ON outbox_scope WHEN NEW.scope IS NOT OLD.scope OR NEW.watermark IS NULL
+    OR NEW.watermark NOT BETWEEN 0 AND 4611686018427387904 OR NEW.next_seq IS NULL
     OR NEW.era IS NULL OR NEW.era NOT IN (OLD.era, OLD.era + 1) OR (NEW.watermark < OLD.watermark AND NEW.era = OLD.era)
     OR (NEW.era > OLD.era AND NEW.source IS NULL) OR NEW.next_seq NOT IN (OLD.next_seq, OLD.next_seq + 1)
     OR (NEW.next_seq > OLD.next_seq AND NOT EXISTS (SELECT 1 FROM outbox_state WHERE scope = OLD.scope AND seq = OLD.next_seq))
@@ -661,6 +670,8 @@ BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_lane_rise BEFORE UPDATE ON outbox_lane WHEN NEW.scope IS NOT OLD.scope OR NEW.lane IS NOT OLD.lane
     OR NEW.begun_era IS NULL OR NEW.begun_token IS NULL OR NEW.begun_seq IS NULL
     OR (NEW.begun_era, NEW.begun_token, NEW.begun_seq) < (OLD.begun_era, OLD.begun_token, OLD.begun_seq)
+    OR (NEW.head_n IS NULL AND OLD.head_n IS NOT NULL AND EXISTS (SELECT 1 FROM outbox_state WHERE scope = OLD.scope AND lane = OLD.lane
+      AND state IN ('pending', 'sending', 'in_doubt', 'parked')))
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_lane_keep BEFORE DELETE ON outbox_lane BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 

@@ -4,7 +4,12 @@
 //! and restarts; how long something took is boot time, which counts a suspend. A wall clock that moves
 //! against boot time was set, and is not trusted for a while.
 
+use std::pin::pin;
+use std::time::Duration;
+
 use rustix::time::{ClockId, clock_gettime};
+
+use crate::faults;
 
 /// A wall clock that moved further than this against boot time has jumped.
 pub const JUMP_MS: i64 = 5_000;
@@ -23,12 +28,45 @@ pub struct Now {
 
 /// Reads both clocks.
 pub fn now() -> Now {
-    Now { wall_ms: read(ClockId::Realtime), boot_ms: read(ClockId::Boottime) }
+    let moved = faults::clocks();
+    Now {
+        wall_ms: read(ClockId::Realtime).saturating_add(moved.wall_ms),
+        boot_ms: read(ClockId::Boottime).saturating_add(moved.boot_ms),
+    }
 }
 
 /// The wall clock, in milliseconds since 1970.
 pub fn wall_ms() -> i64 {
-    read(ClockId::Realtime)
+    now().wall_ms
+}
+
+/// A deadline has passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the deadline has passed")]
+pub struct Elapsed;
+
+/// The longest time without a look at the boot-time clock while a deadline is awaited.
+const DEADLINE_LOOK: Duration = Duration::from_secs(1);
+
+/// Awaits `work`, at most for `limit` of boot time.
+///
+/// A timer of the runtime stands still while the machine is suspended, so what had 30 seconds would
+/// still have most of them two hours later. Here a suspend counts: at most a second after the resume
+/// the deadline has passed. What is ready by then still wins, since it did happen in time.
+pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Result<T, Elapsed> {
+    let limit_ms = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
+    let end_ms = now().boot_ms.saturating_add(limit_ms);
+    let mut work = pin!(work);
+    let mut left = limit;
+    loop {
+        if let Ok(done) = tokio::time::timeout(left.min(DEADLINE_LOOK), &mut work).await {
+            return Ok(done);
+        }
+        left = Duration::from_millis(u64::try_from(end_ms.saturating_sub(now().boot_ms)).unwrap_or(0));
+        if left.is_zero() {
+            return Err(Elapsed);
+        }
+    }
 }
 
 fn read(clock: ClockId) -> i64 {
@@ -98,6 +136,14 @@ mod tests {
         assert!(watch.is_steady(at(1_085_001, 80_000)));
         assert_eq!(watch.look(at(1_000_000, 81_000)), Jump::Back);
         assert!(!watch.is_steady(at(1_000_000, 81_000)));
+    }
+
+    #[test]
+    fn a_deadline_passes_and_what_is_ready_wins() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let limit = Duration::from_millis(20);
+        assert_eq!(runtime.block_on(async { within(limit, std::future::pending::<()>()).await }), Err(Elapsed));
+        assert_eq!(runtime.block_on(async { within(Duration::ZERO, std::future::ready(7)).await }), Ok(7));
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //! | feature | what it builds | what it pulls in |
 //! | --- | --- | --- |
 //! | none | [`rules`]: the protocol as pure functions | thiserror |
-//! | `sqlite` | the worker side: `sqlite::{migrate, acquire, Fenced, enqueue}` | rusqlite with its bundled SQLite, uuid |
+//! | `sqlite` | the worker side: `sqlite::{migrate, acquire, Fenced, enqueue}` | rusqlite with its bundled SQLite, sha2, uuid |
 //! | `dispatcher` (default) | the dispatcher, both senders, the daemon and the command line | tokio, reqwest, lettre, rustls, clap and more |
 //! | `faults` | points at which a test can kill the process; never in a release | nothing |
 //!

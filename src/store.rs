@@ -52,17 +52,33 @@ pub struct Due {
     pub suspect: bool,
 }
 
+/// A kind and a destination as the database has them: bytes, since it doesn't check that text is UTF-8.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Route {
+    /// The kind.
+    pub kind: Vec<u8>,
+    /// The destination.
+    pub destination: Vec<u8>,
+}
+
+impl Route {
+    /// Both as text, if they are.
+    pub fn as_text(&self) -> Option<(&str, &str)> {
+        Some((std::str::from_utf8(&self.kind).ok()?, std::str::from_utf8(&self.destination).ok()?))
+    }
+}
+
 /// Where commands wait: one line of the outlook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
-    /// Kind of the heads.
-    pub kind: String,
-    /// Their destination.
-    pub destination: String,
+    /// Kind and destination of the heads.
+    pub route: Route,
     /// When the first of them is due, in milliseconds since 1970.
     pub first_due_ms: i64,
     /// When the next one after now is due.
     pub next_due_ms: Option<i64>,
+    /// Whether the destination, or everything, is paused.
+    pub paused: bool,
 }
 
 /// What a begin asks for.
@@ -161,17 +177,20 @@ pub trait Store: sealed::Sealed + Send + Sync + 'static {
     /// Where heads wait, each kind and destination once.
     fn outlook(&self, now_ms: i64) -> impl Future<Output = Result<Vec<Waiting>, StoreError>> + Send;
 
-    /// The heads of one destination that are due, the longest due first, at most `limit`.
+    /// The heads of one destination that are due, the longest due first, at most `limit`: the suspects of
+    /// killing the process, or the others. While the clock isn't `steady`, those past their expiry may do
+    /// nothing, so they take no place here.
     fn due(
         &self,
-        kind: &str,
-        destination: &str,
+        route: &Route,
+        suspects: bool,
         now_ms: i64,
+        steady: bool,
         limit: usize,
     ) -> impl Future<Output = Result<Vec<Due>, StoreError>> + Send;
 
-    /// The heads that are due and suspected of killing the process.
-    fn suspects(&self, now_ms: i64) -> impl Future<Output = Result<Vec<Due>, StoreError>> + Send;
+    /// Whether any command that waits is a suspect.
+    fn has_suspects(&self) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
     /// Records an attempt before it starts. When this returns, a crash is visible to whoever starts
     /// next.

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::values::{
-    Endpoint, LevelWord, LogFormat, Network, OnDeadWord, SecretRef, Secrets, TlsWord, Unknown, UnknownStatus, Wait,
-    anchor,
+    Age, Endpoint, LevelWord, LogFormat, Network, OnDeadWord, SecretRef, Secrets, TlsWord, Unknown, UnknownStatus,
+    Wait, anchor,
 };
 
 /// Something that can lie over a lower layer: what it doesn't say, the lower one does.
@@ -61,6 +61,17 @@ layer! {
         poll_interval: Option<Wait>,
         drain_timeout: Option<Wait>,
         busy_timeout: Option<Wait>,
+    }
+}
+
+layer! {
+    /// `[retention]`
+    RetentionLayer {
+        delivered: Option<Age>,
+        dead: Option<Age>,
+        erase: Option<Age>,
+        events: Option<Age>,
+        every: Option<Wait>,
     }
 }
 
@@ -140,6 +151,7 @@ layer! {
 pub(super) struct FileLayer {
     pub(super) database: DatabaseLayer,
     pub(super) dispatcher: DispatcherLayer,
+    pub(super) retention: RetentionLayer,
     pub(super) log: LogLayer,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) webhook: BTreeMap<String, WebhookLayer>,
@@ -160,6 +172,7 @@ impl FileLayer {
         Self {
             database: self.database.over(example.database),
             dispatcher: self.dispatcher.over(example.dispatcher),
+            retention: self.retention.over(example.retention),
             log: self.log.over(example.log),
             webhook: self.webhook.into_iter().map(|(name, layer)| (name, layer.over(webhook.clone()))).collect(),
             webhook_urls: self.webhook_urls.map(|layer| layer.over(webhook)),

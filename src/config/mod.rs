@@ -34,6 +34,8 @@ pub struct Config {
     pub database: Option<PathBuf>,
     /// The loop.
     pub dispatcher: DispatcherSettings,
+    /// What goes after a while.
+    pub retention: RetentionSettings,
     /// The log.
     pub log: LogSettings,
     /// Webhook destinations by name.
@@ -58,6 +60,21 @@ pub struct DispatcherSettings {
     pub drain_timeout: Duration,
     /// How long a write waits for another writer.
     pub busy_timeout: Duration,
+}
+
+/// How old something gets before the daemon takes it away; `None` keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetentionSettings {
+    /// Delivered commands.
+    pub delivered: Option<Duration>,
+    /// Dead commands.
+    pub dead: Option<Duration>,
+    /// Payload and headers of finished commands.
+    pub erase: Option<Duration>,
+    /// Events of the feed.
+    pub events: Option<Duration>,
+    /// How often the daemon looks for what is too old.
+    pub every: Duration,
 }
 
 /// Settings of the log.
@@ -259,7 +276,7 @@ fn lay_environment_over(layer: &mut FileLayer, env: &dyn Fn(&str) -> Option<Stri
 #[cfg(test)]
 mod tests {
     use super::layers::{
-        BackoffLayer, DatabaseLayer, DispatcherLayer, EmailLayer, LogLayer, TimeoutsLayer, WebhookLayer,
+        BackoffLayer, DatabaseLayer, DispatcherLayer, EmailLayer, LogLayer, RetentionLayer, TimeoutsLayer, WebhookLayer,
     };
     use super::*;
 
@@ -269,6 +286,7 @@ mod tests {
         let keys = [
             DatabaseLayer::KEYS,
             DispatcherLayer::KEYS,
+            RetentionLayer::KEYS,
             LogLayer::KEYS,
             WebhookLayer::KEYS,
             BackoffLayer::KEYS,
@@ -296,6 +314,7 @@ mod tests {
         let file = parse(Path::new("file"), text).unwrap_or_else(|error| panic!("{error}"));
         let merged = file.over_example(example.clone());
         assert_eq!(merged.dispatcher, example.dispatcher);
+        assert_eq!(merged.retention, example.retention);
         assert_eq!(merged.log, example.log);
         let webhook = WebhookLayer { url: None, secrets: None, ..merged.webhook["a"].clone() };
         assert_eq!(webhook, WebhookLayer { url: None, secrets: None, ..example.webhook["example"].clone() });

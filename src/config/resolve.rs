@@ -11,9 +11,11 @@ use std::path::Path;
 use secrecy::SecretString;
 use toml::de::{DeTable, DeValue};
 
-use super::layers::{BackoffLayer, DispatcherLayer, EmailLayer, FileLayer, LogLayer, TimeoutsLayer, WebhookLayer};
-use super::values::{SecretRef, TlsWord};
-use super::{At, Config, ConfigError, Destination, DispatcherSettings, LogSettings, place};
+use super::layers::{
+    BackoffLayer, DispatcherLayer, EmailLayer, FileLayer, LogLayer, RetentionLayer, TimeoutsLayer, WebhookLayer,
+};
+use super::values::{Age, SecretRef, TlsWord, Wait};
+use super::{At, Config, ConfigError, Destination, DispatcherSettings, LogSettings, RetentionSettings, place};
 use crate::rules::{Backoff, Jitter, Limits, OnUnknown, check_name};
 use crate::{email, webhook};
 
@@ -56,6 +58,7 @@ pub(super) fn resolve(effective: FileLayer, source: &Source<'_>) -> Result<Confi
     let config = Config {
         database: effective.database.path.clone(),
         dispatcher: Table::new("dispatcher", source).dispatcher(&effective.dispatcher)?,
+        retention: Table::new("retention", source).retention(&effective.retention)?,
         log: Table::new("log", source).log(&effective.log)?,
         webhooks,
         webhook_urls,
@@ -138,6 +141,17 @@ impl<'a> Table<'a> {
             poll_interval: self.get(layer.poll_interval, "poll_interval")?.as_duration(),
             drain_timeout: self.get(layer.drain_timeout, "drain_timeout")?.as_duration(),
             busy_timeout: self.get(layer.busy_timeout, "busy_timeout")?.as_duration(),
+        })
+    }
+
+    fn retention(&self, layer: &RetentionLayer) -> Result<RetentionSettings, ConfigError> {
+        let age = |age: Option<Age>, key| Ok(self.get(age, key)?.0.map(Wait::as_duration));
+        Ok(RetentionSettings {
+            delivered: age(layer.delivered, "delivered")?,
+            dead: age(layer.dead, "dead")?,
+            erase: age(layer.erase, "erase")?,
+            events: age(layer.events, "events")?,
+            every: self.get(layer.every, "every")?.as_duration(),
         })
     }
 

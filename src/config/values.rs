@@ -79,6 +79,17 @@ impl Wait {
     }
 }
 
+/// How old something gets before it goes; `None` keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Age(pub(super) Option<Wait>);
+
+text_value!(
+    Age,
+    "\"off\", or a duration as in \"720h\"",
+    |text| if text == "off" { Ok(Age(None)) } else { parse_wait(text).map(|wait| Age(Some(wait))) },
+    |age| age.0.map_or_else(|| "off".to_owned(), |wait| format!("{:#}", wait.0))
+);
+
 /// Where a secret is found. The secret itself never is in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SecretRef {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::advice;
+use super::{advice, shown};
 use crate::clock;
 use crate::effect::{Arm, Command, Effect, Evidence, Report, Request};
 use crate::rules::{Event, Fault, Limits, Outcome};
@@ -59,9 +59,10 @@ impl<S: Store> Attempt<S> {
         let sent = self.send(&arm).await;
         crate::faults::point("sent", &self.command.destination);
         let (event, evidence) = self.judge(sent, &arm).await;
-        let settled = self.record(event, evidence.to_json()).await?;
+        let evidence = evidence.to_json();
+        let settled = self.record(event, evidence.clone()).await?;
         crate::faults::point("settled", &self.command.destination);
-        self.log(event, settled.as_ref());
+        self.log(event, settled.as_ref(), &evidence);
         Ok(settled)
     }
 
@@ -72,6 +73,9 @@ impl<S: Store> Attempt<S> {
         let (store, n, attempt_no) = (Arc::clone(&self.store), self.command.n, self.attempt_no);
         let destination = self.command.destination.clone();
         Arm::recorded_by(move || {
+            if crate::faults::is_broken("arm") {
+                return Box::pin(async { true });
+            }
             let (recorded, destination) = (store.arm(n, attempt_no, clock::wall_ms()), destination.clone());
             // When this returns true the attempt is on disk as armed: a crash leaves it unknown.
             Box::pin(async move {
@@ -93,7 +97,7 @@ impl<S: Store> Attempt<S> {
                 if arm.close() {
                     return Sent::Stopped;
                 }
-                match tokio::time::timeout(stop, &mut sending).await {
+                match clock::within(stop, &mut sending).await {
                     Ok(report) => report,
                     Err(_) => Report::unknown(Evidence::new("the process stopped before an answer came")),
                 }
@@ -150,8 +154,11 @@ impl<S: Store> Attempt<S> {
                     tokio::time::sleep(wait).await;
                     wait = (wait * 2).min(RECORD_AGAIN.1);
                 }
-                // Somebody ended the command while it was being sent.
-                Err(StoreError::Refused(_)) => break Ok(None),
+                // Somebody ended the command while it was being sent, or damaged it.
+                Err(StoreError::Refused(code)) => {
+                    tracing::error!(command = self.command.id, code = code.as_str(), "a guard refused the outcome");
+                    break Ok(None);
+                }
                 other => break other,
             }
         };
@@ -161,8 +168,10 @@ impl<S: Store> Attempt<S> {
         result
     }
 
-    fn log(&self, event: Event, settled: Option<&Settled>) {
+    /// One line for the change of state. Evidence holds no secret, so it may stand there.
+    fn log(&self, event: Event, settled: Option<&Settled>, evidence: &str) {
         let command = &self.command;
+        let destination = shown(&command.destination);
         let outcome = event.outcome().map(Outcome::as_str);
         let Some(settled) = settled else {
             tracing::warn!(
@@ -185,6 +194,7 @@ impl<S: Store> Attempt<S> {
                     epoch = self.epoch,
                     attempt = self.attempt_no,
                     kind = command.kind,
+                    destination,
                     outcome,
                     state = settled.state,
                     reason = settled.reason,
@@ -195,9 +205,14 @@ impl<S: Store> Attempt<S> {
         }
         match settled.state {
             "delivered" => line!(info, "delivered"),
-            "pending" => line!(info, "it will be tried again"),
-            "in_doubt" => line!(warn, format!("nobody knows whether it happened{}", advice(&command.id, settled))),
-            _ => line!(warn, format!("it ended; see `fencepost show {}`", command.id)),
+            "pending" => {
+                let in_s = settled.due_ms.unwrap_or_default().saturating_sub(clock::wall_ms()).max(0) / 1_000;
+                line!(warn, format!("it will be tried again in {in_s} s: {evidence}"))
+            }
+            "in_doubt" => {
+                line!(warn, format!("nobody knows whether it happened: {evidence}{}", advice(&command.id, settled)))
+            }
+            _ => line!(warn, format!("it ended: {evidence}; see `fencepost show {}`", command.id)),
         }
     }
 }

@@ -80,7 +80,9 @@ impl Destinations {
     /// Finds what serves a command.
     pub fn find(&self, kind: &str, destination: &str) -> Found<'_> {
         let Some(kind) = self.kinds.get(kind) else { return Found::UnknownKind };
-        let is_url = || destination.starts_with("https://") || destination.starts_with("http://");
+        let is_scheme =
+            |scheme: &str| destination.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
+        let is_url = || is_scheme("https:") || is_scheme("http:");
         match (kind.named.get(destination), &kind.urls) {
             (Some(named), _) => Found::Known(named),
             (None, Some(urls)) if is_url() => Found::Known(urls),

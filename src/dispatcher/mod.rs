@@ -19,13 +19,16 @@ pub use self::destinations::{Destination, Destinations, Found};
 use crate::clock::{self, Jump, Now};
 use crate::effect::Command;
 use crate::rules::{Event, Limits, Verdict, look};
-use crate::store::{Begin, Begun, Due, Settled, Store, StoreError, Waiting};
+use crate::store::{Begin, Begun, Due, Route, Settled, Store, StoreError, Waiting};
 
 /// The longest time without a look: due times are wall clock and may jump.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// How often a missing destination is named in the log.
 const LOUD_EVERY_MS: i64 = 60_000;
+
+/// Missing destinations that are named each time.
+const LOUD_MAX: usize = 20;
 
 /// How the dispatcher works.
 #[derive(Debug, Clone)]
@@ -85,6 +88,7 @@ pub async fn run<S: Store>(
             advice(&found.id, &found.settled),
         );
     }
+    crate::faults::point("reigning", "*");
     let (stopping, _) = watch::channel(Stop::No);
     let dispatcher = Dispatcher {
         store,
@@ -98,13 +102,12 @@ pub async fn run<S: Store>(
         unrecorded: Arc::new(AtomicUsize::new(0)),
         stopping,
         loud: BTreeMap::new(),
+        unknown_destinations: 0,
+        refused: BTreeMap::new(),
         summary: Summary::default(),
     };
     dispatcher.serve(stop).await
 }
-
-/// A kind and a destination.
-type Route = (String, String);
 
 struct Dispatcher<S: Store> {
     store: Arc<S>,
@@ -118,6 +121,8 @@ struct Dispatcher<S: Store> {
     unrecorded: Arc<AtomicUsize>,
     stopping: watch::Sender<Stop>,
     loud: BTreeMap<Route, i64>,
+    unknown_destinations: usize,
+    refused: BTreeMap<i64, i64>,
     summary: Summary,
 }
 
@@ -207,11 +212,13 @@ impl<S: Store> Dispatcher<S> {
         let now = clock::now();
         self.look_at_clock(now).await?;
         // What is known must be recorded before anything else is begun.
-        if self.unrecorded.load(Ordering::SeqCst) > 0 || self.suspect_in_flight {
+        let unrecorded = self.unrecorded.load(Ordering::SeqCst) > 0 && !crate::faults::is_broken("record first");
+        if unrecorded || self.suspect_in_flight {
             return Ok(Look { again: false, next_due_ms: None });
         }
         match self.look_for_work(now).await {
-            Err(StoreError::Unavailable(problem)) => {
+            // A drain that ended here would leave work behind and call itself done.
+            Err(StoreError::Unavailable(problem)) if !self.settings.drain => {
                 tracing::warn!(%problem, "the database can't be used right now; nothing is begun until it can");
                 Ok(Look { again: false, next_due_ms: None })
             }
@@ -249,52 +256,69 @@ impl<S: Store> Dispatcher<S> {
     }
 
     async fn look_for_work(&mut self, now: Now) -> Result<Look, StoreError> {
-        if let Some(found) = self.look_for_suspects(now).await? {
+        let outlook = self.store.outlook(now.wall_ms).await?;
+        if let Some(found) = self.look_for_suspects(&outlook, now).await? {
             return Ok(found);
         }
         let mut found = Look { again: false, next_due_ms: None };
-        for waiting in self.store.outlook(now.wall_ms).await? {
+        self.unknown_destinations = 0;
+        for waiting in &outlook {
             found.next_due_ms = earliest(found.next_due_ms, waiting.next_due_ms);
-            if waiting.first_due_ms <= now.wall_ms {
-                found.again |= self.look_at(&waiting, now).await?;
+            if waiting.first_due_ms <= now.wall_ms && !waiting.paused {
+                found.again |= self.look_at(waiting, now).await?;
             }
         }
         Ok(found)
     }
 
-    /// A suspect that is due goes alone: first everything in flight ends, then it is begun.
-    async fn look_for_suspects(&mut self, now: Now) -> Result<Option<Look>, StoreError> {
-        let suspects = self.store.suspects(now.wall_ms).await?;
-        let destinations = Arc::clone(&self.destinations);
-        let begins = |due: &&Due| {
-            let steady = self.watch.is_steady(now);
-            let known = due
-                .command
-                .as_ref()
-                .is_ok_and(|command| matches!(destinations.find(&command.kind, &command.destination), Found::Known(_)));
-            known && look(&due.candidate, now.wall_ms, steady) == Verdict::Begin
-        };
-        let Some(suspect) = suspects.iter().find(begins).cloned() else { return Ok(None) };
-        if !self.attempts.is_empty() {
-            return Ok(Some(Look { again: false, next_due_ms: None }));
+    /// A suspect that is due goes alone: first everything in flight ends, then it is begun. One that may
+    /// not begin now holds nobody up.
+    async fn look_for_suspects(&mut self, outlook: &[Waiting], now: Now) -> Result<Option<Look>, StoreError> {
+        if crate::faults::is_broken("suspects") || !self.store.has_suspects().await? {
+            return Ok(None);
         }
-        let again = self.decide(vec![suspect], now).await?;
-        Ok(Some(Look { again, next_due_ms: None }))
+        let mut acted = false;
+        for waiting in outlook.iter().filter(|waiting| waiting.first_due_ms <= now.wall_ms && !waiting.paused) {
+            let steady = self.watch.is_steady(now);
+            let places = self.settings.max_in_flight;
+            let due = self.store.due(&waiting.route, true, now.wall_ms, steady, places).await?;
+            let begins = |due: &Due| matches!(self.first_look(due, now, steady), First::Begin(..));
+            let (mut begins, others): (Vec<Due>, Vec<Due>) = due.into_iter().partition(begins);
+            // That one expired, or can't be sent, needs no caution.
+            acted |= self.decide(others, now).await?;
+            begins.truncate(1);
+            if begins.is_empty() {
+                continue;
+            }
+            if !self.attempts.is_empty() {
+                return Ok(Some(Look { again: false, next_due_ms: None }));
+            }
+            let again = self.decide(begins, now).await?;
+            return Ok(Some(Look { again, next_due_ms: None }));
+        }
+        Ok(acted.then_some(Look { again: true, next_due_ms: None }))
+    }
+
+    fn find(&self, route: &Route) -> Found<'_> {
+        match route.as_text() {
+            Some((kind, destination)) => self.destinations.find(kind, destination),
+            // No configuration can name it, so its commands end as invalid like those of an unknown kind.
+            None => Found::UnknownKind,
+        }
     }
 
     /// Serves one kind and destination. Tells whether anything was begun or ended.
     async fn look_at(&mut self, waiting: &Waiting, now: Now) -> Result<bool, StoreError> {
-        let places = match self.destinations.find(&waiting.kind, &waiting.destination) {
+        let places = match self.find(&waiting.route) {
             Found::Known(destination) => {
-                let route = (waiting.kind.clone(), waiting.destination.clone());
-                let used = self.in_flight.get(&route).copied().unwrap_or(0);
+                let used = self.in_flight.get(&waiting.route).copied().unwrap_or(0);
                 destination
                     .max_in_flight
                     .saturating_sub(used)
                     .min(self.settings.max_in_flight.saturating_sub(self.attempts.len()))
             }
             Found::UnknownDestination => {
-                self.be_loud(waiting, now);
+                self.be_loud(&waiting.route, now);
                 return Ok(false);
             }
             Found::UnknownKind => self.settings.max_in_flight,
@@ -302,28 +326,33 @@ impl<S: Store> Dispatcher<S> {
         if places == 0 {
             return Ok(false);
         }
-        let due = self.store.due(&waiting.kind, &waiting.destination, now.wall_ms, places).await?;
-        self.decide(due.into_iter().filter(|due| !due.suspect).collect(), now).await
+        let steady = self.watch.is_steady(now);
+        let mut due = self.store.due(&waiting.route, false, now.wall_ms, steady, places).await?;
+        if crate::faults::is_broken("suspects") {
+            due.extend(self.store.due(&waiting.route, true, now.wall_ms, steady, places).await?);
+        }
+        self.decide(due, now).await
     }
 
-    fn be_loud(&mut self, waiting: &Waiting, now: Now) {
-        let route = (waiting.kind.clone(), waiting.destination.clone());
-        let last = self.loud.get(&route).copied().unwrap_or(i64::MIN);
-        if now.boot_ms.saturating_sub(last) >= LOUD_EVERY_MS {
-            self.loud.insert(route, now.boot_ms);
-            let destination = shown(&waiting.destination);
+    fn be_loud(&mut self, route: &Route, now: Now) {
+        self.unknown_destinations += 1;
+        let last = self.loud.get(route).copied().unwrap_or(i64::MIN);
+        // Many at once are one mistake; `fencepost status` has them all.
+        if now.boot_ms.saturating_sub(last) >= LOUD_EVERY_MS && self.unknown_destinations <= LOUD_MAX {
+            self.loud.insert(route.clone(), now.boot_ms);
+            let (kind, destination) = route.as_text().unwrap_or_default();
             tracing::warn!(
-                kind = waiting.kind,
-                destination,
+                kind,
+                destination = shown(destination),
                 "commands wait for a destination that the configuration does not name; add it and restart",
             );
         }
     }
 
-    /// Decides on every head: begin, end, or leave. Begins share a commit.
+    /// Decides on every head: begin, end, or leave. What is written for them shares a commit.
     async fn decide(&mut self, heads: Vec<Due>, now: Now) -> Result<bool, StoreError> {
         let steady = self.watch.is_steady(now);
-        let mut begins = Vec::new();
+        let (mut begins, mut ends) = (Vec::new(), Vec::new());
         let mut acted = false;
         for due in heads {
             match self.first_look(&due, now, steady) {
@@ -331,9 +360,15 @@ impl<S: Store> Dispatcher<S> {
                     let ask = Begin { n: due.n, limits, now_ms: now.wall_ms, steady };
                     begins.push((command, limits, due.suspect, self.store.begin(ask)));
                 }
-                First::End(event, why) => acted |= self.end(&due, event, &why, now).await?,
+                First::End(event, why) => {
+                    let ended = self.store.end(due.n, event, &why, now.wall_ms);
+                    ends.push((due, why, ended));
+                }
                 First::Leave => {}
             }
+        }
+        for (due, why, ended) in ends {
+            acted |= self.end(&due, &why, ended.await)?;
         }
         for (command, limits, suspect, begun) in begins {
             // Nothing is on disk before this returns; afterwards the attempt is.
@@ -344,7 +379,17 @@ impl<S: Store> Dispatcher<S> {
                 }
                 Ok(Begun::NotNow(verdict)) => tracing::debug!(command = command.id, ?verdict, "not begun"),
                 Err(StoreError::Refused(code)) => {
-                    tracing::error!(command = command.id, code = code.as_str(), "a guard refused the begin");
+                    let last = self.refused.insert(command.n, now.boot_ms);
+                    if last.is_none_or(|last| now.boot_ms.saturating_sub(last) >= LOUD_EVERY_MS) {
+                        tracing::error!(
+                            command = command.id,
+                            scope = command.scope,
+                            code = code.as_str(),
+                            "a guard refused the begin, so this command waits: the outbox was changed by hand",
+                        );
+                    } else {
+                        self.refused.insert(command.n, last.unwrap_or(now.boot_ms));
+                    }
                 }
                 Err(error) => return Err(error),
             }
@@ -376,8 +421,9 @@ impl<S: Store> Dispatcher<S> {
         }
     }
 
-    async fn end(&mut self, due: &Due, event: Event, why: &str, now: Now) -> Result<bool, StoreError> {
-        let settled = match self.store.end(due.n, event, why, now.wall_ms).await {
+    /// A head was ended without an attempt, unless somebody else was first.
+    fn end(&mut self, due: &Due, why: &str, ended: Result<Option<Settled>, StoreError>) -> Result<bool, StoreError> {
+        let settled = match ended {
             Ok(Some(settled)) => settled,
             Ok(None) | Err(StoreError::Refused(_)) => return Ok(false),
             Err(error) => return Err(error),
@@ -398,7 +444,7 @@ impl<S: Store> Dispatcher<S> {
 
     fn start(&mut self, command: Command, limits: Limits, suspect: bool, attempt_no: u32, armed: bool, now: Now) {
         let Found::Known(destination) = self.destinations.find(&command.kind, &command.destination) else { return };
-        let route = (command.kind.clone(), command.destination.clone());
+        let route = Route { kind: command.kind.clone().into(), destination: command.destination.clone().into() };
         *self.in_flight.entry(route.clone()).or_default() += 1;
         self.suspect_in_flight |= suspect;
         let attempt = Attempt {

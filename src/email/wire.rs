@@ -18,6 +18,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::clock;
+
 /// The greatest length of a reply, all its lines together.
 const REPLY_BYTES_MAX: usize = 65_536;
 
@@ -98,9 +100,9 @@ impl From<io::Error> for Broken {
     }
 }
 
-/// Ends a step at its deadline.
+/// Ends a step at its deadline, a suspend of the machine included.
 pub(super) async fn within<T>(limit: Duration, step: impl Future<Output = Result<T, Broken>>) -> Result<T, Broken> {
-    tokio::time::timeout(limit, step).await.unwrap_or(Err(Broken::TimedOut))
+    clock::within(limit, step).await.unwrap_or(Err(Broken::TimedOut))
 }
 
 /// A TCP stream that counts the bytes that the kernel took.

@@ -307,7 +307,10 @@ pub fn next(command: &CommandFacts, event: Event, place: &Place) -> Result<Comma
             Outcome::Delivered if armed => {
                 Ok(CommandFacts { state: State::Delivered, effect: EffectState::Done, ..*command })
             }
-            Outcome::Unknown if armed => Ok(unknown(command, on_unknown, wait_ms(command, place), place)),
+            Outcome::Unknown if armed => {
+                let wait_ms = retry_after_ms.unwrap_or(0).max(wait_ms(command, place));
+                Ok(unknown(command, on_unknown, wait_ms, place))
+            }
             Outcome::Delivered | Outcome::Unknown => Err(illegal),
             Outcome::Deferred => Ok(deferred(command, fault, retry_after_ms, place)),
             Outcome::Refused => Ok(failed(command, Reason::Refused, place)),

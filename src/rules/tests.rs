@@ -177,6 +177,10 @@ fn waits() {
     assert_eq!(after(4, 3, None), 1_000);
     assert_eq!(after(1, 0, Some(7 * HOUR)), 7 * HOUR);
     assert_eq!(after(60, 0, Some(0)), HOUR);
+    // A 503 may say when to come back too.
+    let event = Event::Settle { outcome: Outcome::Unknown, fault: Fault::Command, retry_after_ms: Some(7 * HOUR) };
+    let resent = next(&sending(true, OnUnknown::Resend), event, &PLACE).expect("sending");
+    assert_eq!((resent.state, resent.due_ms - NOW), (State::Pending, 7 * HOUR));
 }
 
 /// The windows: tries end before the resend window by default, and the window counts from the begin of

@@ -178,10 +178,14 @@ pub struct Detail {
     pub payload_is_binary: bool,
     /// Size of the payload.
     pub payload_bytes: i64,
+    /// Why it ended without an attempt, in words.
+    pub why: Option<String>,
     /// When its first attempt began; `max_age` counts from here.
     pub first_begun_ms: Option<i64>,
     /// When the first attempt that ended unknown began; `resend_window` counts from here.
     pub first_unknown_ms: Option<i64>,
+    /// When payload and headers were erased.
+    pub erased_ms: Option<i64>,
     /// The scope's greatest accepted token.
     pub watermark: i64,
     /// Live commands of its lane that go before it; `None` once it is final.
@@ -415,10 +419,10 @@ pub fn show(connection: &Connection, id: &str) -> rusqlite::Result<Option<Detail
 fn detail(connection: &Connection, n: i64) -> rusqlite::Result<Detail> {
     let command = command(connection, n)?;
     let sql = "SELECT o.not_before_ms, o.traceparent, o.headers, o.payload_bytes IS NOT NULL,
-            coalesce(length(o.payload_bytes), length(CAST(o.payload AS BLOB))), x.first_begun_ms, x.first_unknown_ms,
+            coalesce(length(o.payload_bytes), length(CAST(o.payload AS BLOB)), 0), x.first_begun_ms, x.first_unknown_ms,
             s.watermark, l.head_n,
             (SELECT count(*) FROM outbox_state y WHERE y.scope = x.scope AND y.lane = x.lane AND y.seq < x.seq
-                AND y.state IN ('pending', 'sending', 'in_doubt', 'parked')), o.reissue_of
+                AND y.state IN ('pending', 'sending', 'in_doubt', 'parked')), x.why, o.reissue_of, x.erased_ms
         FROM outbox o JOIN outbox_state x ON x.n = o.n JOIN outbox_scope s ON s.scope = x.scope
         LEFT JOIN outbox_lane l ON l.scope = x.scope AND l.lane = x.lane WHERE o.n = ?1";
     let is_final = StateWord::FINAL.iter().any(|word| word.as_str() == command.state);
@@ -427,13 +431,15 @@ fn detail(connection: &Connection, n: i64) -> rusqlite::Result<Detail> {
             command: command.clone(),
             not_before_ms: row.get(0)?,
             traceparent: maybe_text(row, 1)?,
-            reissue_of: maybe_text(row, 10)?,
+            reissue_of: maybe_text(row, 11)?,
             headers: maybe_text(row, 2)?,
             payload_is_binary: row.get(3)?,
             payload_bytes: row.get(4)?,
+            why: maybe_text(row, 10)?,
             first_begun_ms: row.get(5)?,
             first_unknown_ms: row.get(6)?,
             watermark: row.get(7)?,
+            erased_ms: row.get(12)?,
             ahead: if is_final { None } else { Some(row.get(9)?) },
             head: None,
             attempts: Vec::new(),
@@ -448,10 +454,10 @@ fn detail(connection: &Connection, n: i64) -> rusqlite::Result<Detail> {
     Ok(detail)
 }
 
-/// The payload of a command, whatever column it came from. It can hold secrets.
+/// The payload of a command, whatever column it came from; empty once erased. It can hold secrets.
 pub fn payload(connection: &Connection, n: i64) -> rusqlite::Result<Vec<u8>> {
     let sql = "SELECT CAST(coalesce(payload, payload_bytes) AS BLOB) FROM outbox WHERE n = ?1";
-    connection.query_row(sql, [n], |row| row.get(0))
+    connection.query_row(sql, [n], |row| row.get::<_, Option<Vec<u8>>>(0)).map(Option::unwrap_or_default)
 }
 
 pub(super) fn command(connection: &Connection, n: i64) -> rusqlite::Result<Listed> {

@@ -62,7 +62,7 @@ pub enum LockError {
         file_system: String,
     },
     /// The path names another file now.
-    #[error("{} was replaced by another file", .0.display())]
+    #[error("{} was removed, or replaced by another file", .0.display())]
     Replaced(PathBuf),
     /// The operating system failed.
     #[error("can't lock {}", .path.display())]
@@ -158,6 +158,9 @@ impl Files {
             Err(TryLockError::WouldBlock) => Ok(false),
             Err(TryLockError::Error(source)) => Err(LockError::Io { path: self.path.clone(), source }),
         };
+        if crate::faults::is_broken("lock") {
+            return Ok(true);
+        }
         if !got(self.database.try_lock())? {
             return Ok(false);
         }

@@ -1,9 +1,14 @@
 //! SQLite: the only place with SQLite's SQL.
 //!
-//! The worker side (`schema`, `worker`, `fenced`, `refused`) needs nothing but rusqlite. The
-//! dispatcher's side (`facts`, `store`, `writer`, `lock`, `wake`) and the operator's (`inspect`,
-//! `operator`, `pause`, `resolve`, `scopes`) come with the feature `dispatcher`.
+//! The worker side (`schema`, `worker`, `content`, `fenced`, `refused`, `events`) needs nothing but
+//! rusqlite and a hash. The dispatcher's side (`facts`, `store`, `writer`, `lock`, `wake`) and the
+//! operator's (`inspect`, `operator`, `pause`, `resolve`, `retention`, `scopes`, `copies`) come with the
+//! feature `dispatcher`.
 
+mod content;
+#[cfg(feature = "dispatcher")]
+pub mod copies;
+mod events;
 #[cfg(feature = "dispatcher")]
 mod facts;
 mod fenced;
@@ -18,6 +23,8 @@ pub mod pause;
 mod refused;
 #[cfg(feature = "dispatcher")]
 pub mod resolve;
+#[cfg(feature = "dispatcher")]
+pub mod retention;
 mod schema;
 #[cfg(feature = "dispatcher")]
 pub mod scopes;
@@ -29,6 +36,7 @@ mod worker;
 #[cfg(feature = "dispatcher")]
 mod writer;
 
+pub use events::{OutcomeEvent, events};
 pub use fenced::Fenced;
 #[cfg(feature = "dispatcher")]
 pub use lock::LockError;

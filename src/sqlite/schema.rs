@@ -167,8 +167,8 @@ pub fn migrate(transaction: &Transaction<'_>) -> Result<(), SchemaError> {
 /// Fails with [`SchemaError::Missing`] without an outbox, [`SchemaError::Major`] and
 /// [`SchemaError::Older`] under another version, and [`SchemaError::Drift`] if an object is missing, or
 /// changed while the database says that it has this version. Under a higher minor version only missing
-/// ones count. Objects of the application's own are left alone, its triggers on the contract's tables
-/// too, unless they are named `outbox…`: such a name is the contract's, and nobody else may guard there.
+/// ones count. Objects of the application's own are left alone, except triggers and unique indexes on the
+/// contract's tables: those can switch its guards off.
 pub fn verify(connection: &Connection) -> Result<(), SchemaError> {
     let Some((major, minor)) = version(connection)? else { return Err(SchemaError::Missing) };
     if major != CONTRACT_MAJOR {
@@ -200,15 +200,22 @@ fn drift(ours: &[ContractObject], theirs: &[ContractObject], same_version: bool)
         drifted.push(Drifted { name: object.name.clone(), how });
     }
     let known = |name: &str| ours.iter().any(|object| object.name == name);
+    // A newer minor version may bring objects of its own names.
     let stray = |object: &&ContractObject| {
-        object.kind == "trigger" && is_reserved(&object.name) && known(&object.table) && !known(&object.name)
+        can_disturb(object)
+            && known(&object.table)
+            && !known(&object.name)
+            && (same_version || !is_reserved(&object.name))
     };
-    if same_version {
-        drifted.extend(
-            theirs.iter().filter(stray).map(|object| Drifted { name: object.name.clone(), how: Drift::Unknown }),
-        );
-    }
     drifted
+        .extend(theirs.iter().filter(stray).map(|object| Drifted { name: object.name.clone(), how: Drift::Unknown }));
+    drifted
+}
+
+/// A trigger that fires inside one of ours switches ours off, since SQLite does not let a trigger fire from
+/// itself; a unique index lets REPLACE delete a command that only the index knows.
+fn can_disturb(object: &ContractObject) -> bool {
+    object.kind == "trigger" || object.sql.get(..20).is_some_and(|sql| sql.eq_ignore_ascii_case("CREATE UNIQUE INDEX "))
 }
 
 fn is_reserved(name: &str) -> bool {

@@ -3,7 +3,9 @@
 //! One writer thread does every write; one reader thread does the looks, each in a short read of its
 //! own, so that no read transaction ever stands open. The lock comes before the first connection.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
@@ -20,7 +22,7 @@ use crate::rules::{
     Candidate, CommandFacts, EffectState, Event, Limits, Outcome, State, Verdict, is_suspect, look, next,
 };
 use crate::store::{
-    Begin, Begun, Due, LimitsOf, Recovered, Reign, Settle, Settled, Store, StoreError, Waiting, sealed,
+    Begin, Begun, Due, LimitsOf, Recovered, Reign, Route, Settle, Settled, Store, StoreError, Waiting, sealed,
 };
 
 /// SQLite from 3.7.0 to 3.51.2 can corrupt a WAL that two connections write and reset at once.
@@ -74,6 +76,7 @@ pub struct SqliteStore {
     lock: DispatcherLock,
     writer: Writer,
     reader: Reader,
+    wal: Wal,
     poll_interval: Duration,
 }
 
@@ -112,7 +115,38 @@ impl SqliteStore {
         let check = |connection: &Connection| schema::verify(connection).map_err(|error| error.to_string());
         let writer = Writer::start(connection, options.poll_interval, check).map_err(OpenError::Thread)?;
         super::wake::start(lock.path(), writer.clone()).map_err(OpenError::Thread)?;
-        Ok(Self { lock, writer, reader, poll_interval: options.poll_interval })
+        let wal = Wal::beside(lock.path());
+        Ok(Self { lock, writer, reader, wal, poll_interval: options.poll_interval })
+    }
+}
+
+/// The file with the newest commits. While a connection is open nobody may remove it: others would start
+/// a new one, and neither side would see the other's commits.
+#[derive(Debug)]
+struct Wal {
+    path: PathBuf,
+    first_seen: OnceLock<(u64, u64)>,
+}
+
+impl Wal {
+    fn beside(database: &Path) -> Self {
+        let mut name = database.to_owned().into_os_string();
+        name.push("-wal");
+        Self { path: name.into(), first_seen: OnceLock::new() }
+    }
+
+    fn is_same(&self) -> Result<(), String> {
+        let now = std::fs::metadata(&self.path).ok().map(|wal| (wal.dev(), wal.ino()));
+        match (self.first_seen.get(), now) {
+            (Some(first), Some(now)) if *first == now => Ok(()),
+            (None, Some(now)) => {
+                // Somebody else can only have set the same.
+                let _ = self.first_seen.set(now);
+                Ok(())
+            }
+            (None, None) => Ok(()),
+            (Some(_), _) => Err(format!("{} was removed or replaced while the database was open", self.path.display())),
+        }
     }
 }
 
@@ -143,24 +177,27 @@ impl Store for SqliteStore {
         self.reader.read(move |connection| outlook(connection, now_ms)).await
     }
 
-    async fn due(&self, kind: &str, destination: &str, now_ms: i64, limit: usize) -> Result<Vec<Due>, StoreError> {
-        let (kind, destination) = (kind.to_owned(), destination.to_owned());
+    async fn due(
+        &self,
+        route: &Route,
+        suspects: bool,
+        now_ms: i64,
+        steady: bool,
+        limit: usize,
+    ) -> Result<Vec<Due>, StoreError> {
+        let route = route.clone();
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let query = move |connection: &Connection| {
             let mut statement = connection.prepare_cached(DUE)?;
-            let rows = statement.query_map(params![now_ms, kind, destination, limit], due)?;
+            let (kind, destination) = (Bytes(&route.kind), Bytes(&route.destination));
+            let rows = statement.query_map(params![now_ms, kind, destination, limit, suspects, steady], due)?;
             rows.collect()
         };
         self.reader.read(query).await
     }
 
-    async fn suspects(&self, now_ms: i64) -> Result<Vec<Due>, StoreError> {
-        let query = move |connection: &Connection| {
-            let mut statement = connection.prepare_cached(SUSPECTS)?;
-            let rows = statement.query_map([now_ms], due)?;
-            rows.collect()
-        };
-        self.reader.read(query).await
+    async fn has_suspects(&self) -> Result<bool, StoreError> {
+        self.reader.read(|connection| connection.prepare_cached(SUSPECTS)?.exists([])).await
     }
 
     fn begin(&self, ask: Begin) -> impl Future<Output = Result<Begun, StoreError>> + Send + 'static {
@@ -219,7 +256,8 @@ impl Store for SqliteStore {
     }
 
     fn is_same(&self) -> Result<(), StoreError> {
-        self.lock.is_same().map_err(|error| StoreError::Broken(error.to_string()))
+        self.lock.is_same().map_err(|error| StoreError::Broken(error.to_string()))?;
+        self.wal.is_same().map_err(StoreError::Broken)
     }
 }
 
@@ -240,20 +278,38 @@ const AFTER: &str = "SELECT kind, destination, due_ms FROM outbox_lane WHERE due
 const NEXT_DUE: &str =
     "SELECT min(due_ms) FROM outbox_lane WHERE kind = ?1 AND destination = ?2 AND due_ms IS NOT NULL AND due_ms > ?3";
 
+const PAUSED: &str = "SELECT 1 FROM outbox_pause WHERE scope = '' AND kind IN ('', ?1) AND destination IN ('', ?2)
+    AND (until_ms IS NULL OR until_ms > ?3)";
+
+/// Bytes of a TEXT column, as a parameter.
+struct Bytes<'a>(&'a [u8]);
+
+impl rusqlite::ToSql for Bytes<'_> {
+    fn to_sql(&self) -> rusqlite::Result<rusqlite::types::ToSqlOutput<'_>> {
+        Ok(rusqlite::types::ToSqlOutput::Borrowed(ValueRef::Text(self.0)))
+    }
+}
+
 /// A skip scan over the distinct kinds and destinations: it costs as much as there are of them, not as
-/// there are lanes.
+/// there are lanes. It goes on by the stored bytes: text made legal would sort elsewhere.
 fn outlook(connection: &Connection, now_ms: i64) -> rusqlite::Result<Vec<Waiting>> {
-    let line = |row: &Row<'_>| Ok((text_lossy(row, 0)?, text_lossy(row, 1)?, row.get::<_, i64>(2)?));
+    let line = |row: &Row<'_>| {
+        let bytes =
+            |column| Ok::<_, rusqlite::Error>(row.get_ref(column)?.as_bytes_or_null()?.unwrap_or_default().to_owned());
+        Ok((Route { kind: bytes(0)?, destination: bytes(1)? }, row.get::<_, i64>(2)?))
+    };
     let mut found = connection.prepare_cached(FIRST)?.query_row([], line).optional()?;
     let mut waiting = Vec::new();
-    while let Some((kind, destination, first_due_ms)) = found {
+    while let Some((route, first_due_ms)) = found {
+        let (kind, destination) = (Bytes(&route.kind), Bytes(&route.destination));
         let next_due_ms = if first_due_ms > now_ms {
             Some(first_due_ms)
         } else {
             connection.prepare_cached(NEXT_DUE)?.query_row(params![kind, destination, now_ms], |row| row.get(0))?
         };
+        let paused = connection.prepare_cached(PAUSED)?.exists(params![kind, destination, now_ms])?;
         found = connection.prepare_cached(AFTER)?.query_row(params![kind, destination], line).optional()?;
-        waiting.push(Waiting { kind, destination, first_due_ms, next_due_ms });
+        waiting.push(Waiting { route, first_due_ms, next_due_ms, paused });
     }
     Ok(waiting)
 }
@@ -274,16 +330,14 @@ macro_rules! candidate {
 
 const DUE: &str = candidate!(
     "l.head_n JOIN outbox o ON o.n = x.n
-    WHERE l.kind = ?2 AND l.destination = ?3 AND l.due_ms IS NOT NULL AND l.due_ms <= ?1
+    WHERE l.kind = ?2 AND l.destination = ?3 AND l.due_ms IS NOT NULL AND l.due_ms <= ?1 AND (x.found_row >= 2) = ?5
+    AND (?6 OR o.expires_at_ms IS NULL OR o.expires_at_ms > ?1)
     AND NOT EXISTS (SELECT 1 FROM outbox_pause p WHERE p.kind = '' AND p.destination = '' AND p.scope = l.scope
         AND (p.until_ms IS NULL OR p.until_ms > ?1))
+    AND (?5 OR o.expires_at_ms IS NULL OR o.expires_at_ms > ?1)
     ORDER BY l.due_ms LIMIT ?4"
 );
-const SUSPECTS: &str = candidate!(
-    "l.head_n JOIN outbox o ON o.n = x.n
-    WHERE (l.scope, l.lane) IN (SELECT scope, lane FROM outbox_state WHERE found_row >= 2 AND state = 'pending')
-    AND x.found_row >= 2 AND l.due_ms IS NOT NULL AND l.due_ms <= ?1 ORDER BY l.due_ms LIMIT 64"
-);
+const SUSPECTS: &str = "SELECT 1 FROM outbox_state WHERE found_row >= 2 AND state = 'pending' LIMIT 1";
 const CANDIDATE: &str =
     "SELECT x.state, x.effect, x.era, x.token, x.seq, l.begun_era, l.begun_token, l.begun_seq, h.seq,
         x.due_ms, o.expires_at_ms,
@@ -308,7 +362,9 @@ fn due(row: &Row<'_>) -> rusqlite::Result<Due> {
         paused: row.get(23)?,
     };
     let suspect = is_suspect(u32::try_from(found_row.max(0)).unwrap_or(u32::MAX));
-    Ok(Due { n, command: command(row, n)?, candidate, suspect })
+    // One row that can't be read must not stop the others.
+    let command = command(row, n).unwrap_or_else(|error| Err(format!("the row can't be read: {error}")));
+    Ok(Due { n, command, candidate, suspect })
 }
 
 /// For the question whether something may begin only waiting states matter; the rest is one.
@@ -498,6 +554,8 @@ fn recover(
     let before = facts::load(connection, open.n)?;
     let limits = limits_of(&open.kind, &open.destination);
     let current = matches!(before.state, State::Sending { .. }) && before.attempt_no == open.attempt_no;
+    let before =
+        if crate::faults::is_broken("count") { CommandFacts { tries: 0, found_open: 0, ..before } } else { before };
     let outcome = if open.armed { Outcome::Unknown } else { Outcome::Deferred };
     let evidence = crate::effect::Evidence::new("process died during attempt").to_json();
     connection.prepare_cached(CLOSE)?.execute(params![open.n, open.attempt_no, now_ms, outcome.as_str(), evidence])?;

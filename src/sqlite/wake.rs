@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::fs::inotify;
 
 use super::writer::Writer;
+use crate::faults;
 
 /// How long to wait before a lost watch is set up again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -29,11 +30,13 @@ fn watch(wal: &Path, writer: &Writer) {
     let mut told = false;
     // The first hint after a lost watch makes up for what was missed meanwhile.
     while writer.hint() {
-        if let Err(error) = watch_once(wal, writer)
-            && !told
-        {
-            told = true;
-            tracing::warn!(%error, "no notifications of other processes' commits; polling alone goes on");
+        match watch_once(wal, writer) {
+            Ok(()) => tracing::debug!("the watch for other processes' commits was lost; it is set up again"),
+            Err(error) if !told => {
+                told = true;
+                tracing::warn!(%error, "no notifications of other processes' commits; polling alone goes on");
+            }
+            Err(_) => {}
         }
         std::thread::sleep(AGAIN_AFTER);
     }
@@ -41,6 +44,7 @@ fn watch(wal: &Path, writer: &Writer) {
 
 /// Passes events on as hints. Returns when the watch is lost, by an overflow or with the file.
 fn watch_once(wal: &Path, writer: &Writer) -> std::io::Result<()> {
+    faults::watch_setup()?;
     let descriptor: OwnedFd = inotify::init(inotify::CreateFlags::CLOEXEC)?;
     let events = inotify::WatchFlags::MODIFY | inotify::WatchFlags::DELETE_SELF | inotify::WatchFlags::MOVE_SELF;
     inotify::add_watch(&descriptor, wal, events)?;
@@ -53,7 +57,7 @@ fn watch_once(wal: &Path, writer: &Writer) -> std::io::Result<()> {
     loop {
         let event = reader.next()?;
         // One hint for a burst: more events of the same read tell nothing new.
-        if event.events().intersects(lost) || (reader.is_buffer_empty() && !writer.hint()) {
+        if event.events().intersects(lost) || faults::watch_is_lost() || (reader.is_buffer_empty() && !writer.hint()) {
             return Ok(());
         }
     }

@@ -2,8 +2,9 @@
 //!
 //! The database decides every question (`schema.sql`); these functions send one statement, read back
 //! what it did and turn a refusal into a [`WorkerError`] that names both tokens. They must never decide
-//! a second time, never open or commit the caller's transaction, and never wait. Only what a [`reissue`]
-//! can't be made from is refused here, and undone here as the database would.
+//! a second time, never open or commit the caller's transaction, and never wait. They roll it back in two
+//! cases, as the database itself would: where a [`reissue`] can't be made, and where a key names a command
+//! whose content is gone and its hash says that it was another one.
 //!
 //! **They can't stop a caller who passes over a refusal.** A refusal has rolled the transaction back,
 //! and what is sent on the connection afterwards commits by itself, statement by statement. So fence
@@ -12,8 +13,12 @@
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use std::time::Duration;
 
+use super::content::{Compared, content_hash};
 use super::refused::{Asked, WorkerError, explain, illegal_name, refuse};
 use crate::rules::{self, Code, FencingToken, LEASE, TTL_MS_MAX};
+
+/// The state of a command that was pruned, of which id, key and hash are left.
+const PRUNED: &str = "pruned";
 
 /// What a worker says of itself: its scope, its token, and who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -224,7 +229,7 @@ pub enum Enqueued {
     Duplicate {
         /// The id of the known command.
         id: String,
-        /// Its state now.
+        /// Its state now; `pruned` if only its id, key and hash are left.
         state: String,
     },
 }
@@ -334,6 +339,9 @@ pub fn fence(tx: &Transaction<'_>, held: &Held<'_>) -> Result<(), WorkerError> {
 
 /// Writes a command. Last in every transaction: it is durable, and will be sent, when the transaction
 /// has committed.
+///
+/// A known key of a command that was pruned, or whose payload was erased, is compared by the hash that
+/// is left of it: other content is FP010, as it is while the content is there.
 pub fn enqueue(tx: &Transaction<'_>, held: &Held<'_>, command: &NewCommand<'_>) -> Result<Enqueued, WorkerError> {
     let (text, bytes) = match command.content {
         Content::Text(text) => (Some(text), None),
@@ -371,7 +379,7 @@ pub fn enqueue(tx: &Transaction<'_>, held: &Held<'_>, command: &NewCommand<'_>) 
     let sql = if command.id.is_some() { with_id } else { without_id };
     match run(tx, &asked, sql, &values[..])? {
         // An ignored insert leaves the rowid of the insert before, whichever table that was.
-        0 => known(tx, held.scope, command),
+        0 => known(tx, &asked, command),
         _ => inserted(tx, tx.last_insert_rowid()),
     }
 }
@@ -491,15 +499,50 @@ fn inserted(tx: &Connection, n: i64) -> Result<Enqueued, WorkerError> {
     )
 }
 
-fn known(tx: &Connection, scope: &str, command: &NewCommand<'_>) -> Result<Enqueued, WorkerError> {
-    read(
+/// The command that an ignored insert met. Where its content is gone, the database could not compare, so
+/// the hash that is left decides here.
+fn known(tx: &Connection, asked: &Asked<'_>, command: &NewCommand<'_>) -> Result<Enqueued, WorkerError> {
+    let found: Option<(String, String, bool)> = tx
+        .prepare_cached(
+            "SELECT coalesce(o.id, x.minted_id), x.state, x.erased_ms IS NOT NULL FROM outbox_state x JOIN outbox o ON o.n = x.n
+               WHERE x.n = coalesce((SELECT n FROM outbox WHERE id = ?1), (SELECT n FROM outbox_state WHERE minted_id = ?1),
+                 (SELECT n FROM outbox_state WHERE scope = ?2 AND key = ?3))",
+        )
+        .and_then(|mut statement| {
+            let values = params![command.id, asked.scope, command.key];
+            statement.query_row(values, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).optional()
+        })
+        .map_err(WorkerError::database)?;
+    let (id, state) = match found {
+        Some((id, state, false)) => return Ok(Enqueued::Duplicate { id, state }),
+        Some((id, state, true)) => (Some(id), state),
+        None => (None, PRUNED.to_owned()),
+    };
+    let (remembered, sha256): (String, Vec<u8>) = read(
         tx,
-        "SELECT coalesce(o.id, x.minted_id), x.state FROM outbox_state x JOIN outbox o ON o.n = x.n
-           WHERE x.n = coalesce((SELECT n FROM outbox WHERE id = ?1), (SELECT n FROM outbox_state WHERE minted_id = ?1),
-             (SELECT n FROM outbox_state WHERE scope = ?2 AND key = ?3))",
-        params![command.id, scope, command.key],
-        |row| Ok(Enqueued::Duplicate { id: row.get(0)?, state: row.get(1)? }),
-    )
+        "SELECT id, sha256 FROM outbox_used WHERE id = ?1 OR (?1 IS NULL AND scope = ?2 AND key = ?3 AND key IS NOT NULL)",
+        params![id, asked.scope, command.key],
+        |row| Ok((row.get(0)?, row.get(1)?)),
+    )?;
+    if sha256 == content_hash(&compared(command)) {
+        Ok(Enqueued::Duplicate { id: remembered, state })
+    } else {
+        Err(refuse(tx, Code::KeyExists, asked))
+    }
+}
+
+fn compared<'a>(command: &NewCommand<'a>) -> Compared<'a> {
+    let payload = match command.content {
+        Content::Text(text) => text.as_bytes(),
+        Content::Bytes(bytes) => bytes,
+    };
+    Compared {
+        lane: command.lane.unwrap_or_default().as_bytes(),
+        kind: command.kind.as_bytes(),
+        destination: command.destination.as_bytes(),
+        headers: command.headers.map(str::as_bytes),
+        payload,
+    }
 }
 
 fn claim(tx: &Transaction<'_>, sql: &str, held: &Held<'_>) -> Result<(), WorkerError> {

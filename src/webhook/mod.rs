@@ -21,6 +21,7 @@ use reqwest::{Certificate, Client, Method, Response};
 use secrecy::SecretString;
 use url::Url;
 
+use crate::clock;
 use crate::effect::{BoxFuture, Command, Effect, Evidence, Payload, Report, Request, Unsendable};
 use crate::rules::Outcome;
 
@@ -112,8 +113,14 @@ pub struct Webhook {
     keys: Keys,
     guard: Guard,
     effect_free_status: Vec<u16>,
+    /// The whole attempt in boot time. The client's own deadlines stand still in a suspend; they are a
+    /// little shorter, since they know more about where the attempt was.
+    limit: Duration,
     client: Client,
 }
+
+/// How much later than the client's own deadline the one in boot time is.
+const LIMIT_SLACK: Duration = Duration::from_secs(1);
 
 impl fmt::Debug for Webhook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -128,8 +135,9 @@ impl Webhook {
         let keys = Keys::parse(&settings.secrets).map_err(|index| SettingsError::Secret { index })?;
         let guard = Guard::new(settings.allow_networks.clone());
         let client = client(&settings, guard.clone())?;
-        let Settings { url, effect_free_status, .. } = settings;
-        Ok(Self { url, keys, guard, effect_free_status, client })
+        let Settings { url, effect_free_status, timeout, .. } = settings;
+        let limit = timeout.saturating_add(LIMIT_SLACK);
+        Ok(Self { url, keys, guard, effect_free_status, limit, client })
     }
 
     fn target(&self, command: &Command) -> Result<Url, Unsendable> {
@@ -164,9 +172,10 @@ impl Webhook {
         if request.arm.arm().await.is_err() {
             return Report::not_armed();
         }
-        match self.client.execute(post).await {
-            Ok(response) => self.answered(&url, &confidential, request.now_ms, response).await,
-            Err(error) => self.failed(&url, &error.without_url()),
+        match clock::within(self.limit, self.client.execute(post)).await {
+            Ok(Ok(response)) => self.answered(&url, &confidential, request.now_ms, response).await,
+            Ok(Err(error)) => self.failed(&url, &error.without_url()),
+            Err(clock::Elapsed) => Report::unknown(target::evidence(&url, "request").with("reason", "timeout")),
         }
     }
 

@@ -245,3 +245,29 @@ fn a_dropped_trigger_stops_the_dispatcher() {
     let (code, log) = exit_code(site.run(&[]));
     assert_eq!(code, Some(74), "{log}");
 }
+
+/// A drain that can't begin what is due, because the database stays locked, does not call itself done.
+#[test]
+fn a_drain_that_cannot_write_ends_with_75() {
+    let site = Site::new();
+    site.configure(&format!(
+        "[dispatcher]\nbusy_timeout = \"200ms\"\n{}",
+        webhook("billing", "http://127.0.0.1:1/", "")
+    ));
+    site.webhook("w", "s", 1, "billing");
+    let fault = site.dir.path().join("hold");
+    std::fs::write(&fault, "").unwrap();
+    // The lock is taken between the start, which writes, and the first begin.
+    let daemon = site.run_with(
+        &["--drain"],
+        &[("FENCEPOST_FAULT", "reigning:*:pause"), ("FENCEPOST_FAULT_FILE", fault.to_str().unwrap())],
+    );
+    daemon.wait_for_log("dispatching");
+    let locker = site.connect();
+    locker.execute_batch("BEGIN IMMEDIATE").unwrap();
+    std::fs::remove_file(&fault).unwrap();
+    let (code, log) = exit_code(daemon);
+    assert_eq!(code, Some(75), "{log}");
+    locker.execute_batch("ROLLBACK").unwrap();
+    assert_eq!(site.status("w").attempt_no, 0);
+}

@@ -361,6 +361,23 @@ fn h71_neighbours_of_a_killer() {
     assert_eq!(starts, 6, "five crashes, and a start that stays up");
 }
 
+/// H71: a suspect that can't be sent any more ends like any other command; only a begin needs caution.
+#[test]
+fn h71_a_suspect_that_may_never_begin_ends() {
+    let server = Server::start(|_| Reply::status(200));
+    let site = Site::new();
+    site.configure(&webhook("billing", &server.url(), ""));
+    site.sql(
+        "INSERT INTO outbox(id, scope, token, kind, destination, payload, expires_at_ms) VALUES
+         ('late', 'a', 1, 'webhook', 'billing', '{}', CAST(strftime('%s','now','-2 seconds') AS INTEGER) * 1000),
+         ('odd', 'b', 1, 'pigeon', 'billing', '{}', NULL);
+         UPDATE outbox_state SET found_row = 2, found_open = 2",
+    );
+    site.drain();
+    assert_eq!(site.status("late").state, "dead/expired");
+    assert_eq!(site.status("odd").state, "dead/invalid");
+}
+
 /// A suspect that isn't due, or waits for its destination, holds nobody up.
 #[test]
 fn h71_a_suspect_that_may_not_begin_holds_nobody_up() {

@@ -13,16 +13,17 @@ use regex::Regex;
 /// Imports go one way: each module of the library, and what of the crate it may name.
 const IMPORTS: [(&str, &[&str]); 12] = [
     ("rules", &[]),
-    ("clock", &[]),
+    // A test build can move the clocks.
+    ("clock", &["faults"]),
     ("faults", &[]),
     ("redact", &[]),
     ("tls", &[]),
     ("effect", &["rules"]),
     ("store", &["rules", "effect"]),
     // `sqlite` names itself where a test wants the whole contract.
-    ("sqlite", &["rules", "effect", "store", "sqlite"]),
-    ("webhook", &["rules", "effect", "redact", "tls"]),
-    ("email", &["rules", "effect", "tls"]),
+    ("sqlite", &["rules", "effect", "store", "clock", "faults", "sqlite"]),
+    ("webhook", &["rules", "effect", "clock", "redact", "tls"]),
+    ("email", &["rules", "effect", "clock", "tls"]),
     // The settings of the senders are what a configuration is made of.
     ("config", &["rules", "redact", "webhook", "email"]),
     ("dispatcher", &["rules", "store", "effect", "clock", "faults", "redact"]),
@@ -180,7 +181,7 @@ fn a_module_is_in_the_table_once_and_there() {
 fn the_rules_are_pure() {
     let impure = IMPURE.map(|word| Regex::new(word).unwrap());
     let mut wrong = Vec::new();
-    for (file, text) in files("src/rules", "rs") {
+    for (file, text) in files("src/rules", "rs").into_iter().filter(|(file, _)| !file.ends_with("/tests.rs")) {
         for (at, line) in production(&text) {
             let found = impure.iter().filter(|word| word.is_match(line));
             wrong.extend(found.map(|word| format!("{file}:{at}: {word}: {line}")));

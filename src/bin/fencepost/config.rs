@@ -54,6 +54,8 @@ fn check(path: Option<&Path>, screen: Screen) -> anyhow::Result<()> {
         Failure::usage("no configuration is given").hint("give a PATH, --config, or set FENCEPOST_CONFIG")
     })?;
     let config = load(Some(path))?;
+    // What `run` would refuse later: a certificate that isn't there, a secret that can't sign.
+    crate::run::destinations(&config)?;
     if screen.is_json() {
         screen.print_json(&json!({ "path": path.display().to_string(), "ok": true, "warnings": config.warnings }))?;
         return Ok(());

@@ -626,6 +626,7 @@ fn identity(screen: Screen, detail: &Detail, now_ms: i64) -> Vec<(&'static str, 
         ("key", &command.key),
         ("traceparent", &detail.traceparent),
         ("reissue of", &detail.reissue_of),
+        ("why", &detail.why),
     ];
     facts.extend(optional.into_iter().filter_map(|(name, text)| Some((name, clean(text.as_ref()?)))));
     facts
@@ -655,6 +656,9 @@ fn times(detail: &Detail, now_ms: i64) -> Vec<(&'static str, String)> {
 }
 
 fn payload_fact(detail: &Detail) -> String {
+    if let Some(erased_ms) = detail.erased_ms {
+        return format!("erased {}", moment(erased_ms, wall_ms()));
+    }
     let kind = if detail.payload_is_binary { "bytes" } else { "bytes of text" };
     format!("{} {kind}; --payload shows them", detail.payload_bytes)
 }
@@ -788,9 +792,11 @@ fn detail_json(detail: &Detail, payload: Option<&[u8]>) -> Value {
     value["reissue_of"] = detail.reissue_of.clone().into();
     value["traceparent"] = detail.traceparent.clone().into();
     value["watermark"] = decimal(detail.watermark);
+    value["why"] = detail.why.clone().into();
     value["first_begun_ms"] = detail.first_begun_ms.into();
     value["first_unknown_ms"] = detail.first_unknown_ms.into();
     value["payload_bytes"] = detail.payload_bytes.into();
+    value["erased_ms"] = detail.erased_ms.into();
     value["payload_is_binary"] = detail.payload_is_binary.into();
     value["ahead"] = detail.ahead.into();
     value["head"] = detail.head.as_ref().map_or(Value::Null, command_json);

@@ -7,6 +7,7 @@ mod config;
 mod database;
 mod demo;
 mod enqueue;
+mod events;
 mod exec;
 mod exit;
 mod init;
@@ -15,7 +16,9 @@ mod lease;
 mod operate;
 mod output;
 mod pause;
+mod prune;
 mod resolve;
+mod retention;
 mod run;
 mod scope;
 #[expect(clippy::print_stdout, reason = "it prints where it listens")]
@@ -106,6 +109,8 @@ enum Command {
     List(inspect::ListArgs),
     /// Show everything about one command
     Show(inspect::ShowArgs),
+    /// Show what became of commands, in the order in which it happened; --follow goes on
+    Events(events::Args),
     /// Answer for commands in doubt: did they happen?
     Resolve(Box<resolve::Args>),
     /// End commands that wait, or were begun and may not send yet
@@ -122,6 +127,8 @@ enum Command {
     Resume(pause::ResumeArgs),
     /// Show and set scopes: token, source, policy; rebase
     Scope(scope::Args),
+    /// Remove what is finished and old; ids and keys stay known for a while
+    Prune(prune::Args),
     /// Check or show the configuration
     Config(config::Args),
     /// Becomes the program of `lease exec`
@@ -150,6 +157,7 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
         Command::Status(args) => inspect::status(&args, globals),
         Command::List(args) => done(inspect::list(&args, globals)),
         Command::Show(args) => done(inspect::show(&args, globals)),
+        Command::Events(args) => done(events::events(&args, globals)),
         Command::Resolve(args) => done(resolve::resolve(&args, globals)),
         Command::Cancel(args) => done(operate::cancel(&args, globals)),
         Command::Adopt(args) => done(operate::adopt(&args, globals)),
@@ -158,6 +166,7 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
         Command::Pause(args) => done(pause::pause(&args, globals)),
         Command::Resume(args) => done(pause::resume(&args, globals)),
         Command::Scope(args) => done(scope::scope(&args, globals)),
+        Command::Prune(args) => done(prune::prune(&args, globals)),
         Command::Config(args) => done(config::config(&args, globals)),
         Command::Stage(args) => Ok(exec::become_program(&args)),
     }

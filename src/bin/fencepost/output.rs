@@ -111,11 +111,16 @@ impl Screen {
 
     /// Prints text and the end of its line. A reader that went away is no error.
     pub(crate) fn print(self, text: &str) -> io::Result<()> {
+        self.print_to_reader(text).map(drop)
+    }
+
+    /// The same, and tells whether anybody still reads.
+    pub(crate) fn print_to_reader(self, text: &str) -> io::Result<bool> {
         let mut out = io::stdout().lock();
         let written = out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush());
         match written {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            written => written,
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            written => written.map(|()| true),
         }
     }
 
@@ -217,6 +222,13 @@ fn marks<'a>(head: &[&'a str], at: usize) -> &'a str {
 /// Something that stops to be shown when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Progress(ProgressBar);
+
+impl Progress {
+    /// Says what has been done so far.
+    pub(crate) fn say(&self, text: String) {
+        self.0.set_message(text);
+    }
+}
 
 impl Drop for Progress {
     fn drop(&mut self) {
@@ -339,6 +351,14 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let duration: jiff::SignedDuration =
         text.parse().map_err(|_| "write a number with its unit, as in 500ms, 30s or 5m".to_owned())?;
     Duration::try_from(duration).map_err(|_| "it can't be negative".to_owned())
+}
+
+/// The same with days as a unit too: `30d`.
+pub(crate) fn parse_age(text: &str) -> Result<Duration, String> {
+    let Some(days) = text.strip_suffix('d').and_then(|days| days.parse::<u32>().ok()) else {
+        return parse_duration(text).map_err(|problem| problem.replace("500ms, 30s or 5m", "30d, 12h or 5m"));
+    };
+    Ok(Duration::from_secs(86_400) * days)
 }
 
 /// A time that was given: absolute, or from now on.

@@ -23,6 +23,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::exit::Exit;
 use crate::output::warn;
+use crate::retention::Retention;
 use crate::{Globals, database};
 
 /// Exit status of a process that a second signal ended: 128 + SIGTERM.
@@ -126,6 +127,7 @@ fn run(args: &Args, config: &Config, database: &Path) -> Result<Summary, RunErro
     }
     let store = Arc::new(open(args, database, &options)?);
     let runtime = tokio::runtime::Runtime::new().map_err(RunError::Runtime)?;
+    let retention = (!args.drain).then(|| Retention::start(database, config)).transpose().map_err(RunError::Runtime)?;
     let ran = runtime.block_on(async {
         let stop = stop().map_err(RunError::Runtime)?;
         dispatcher::run(store, destinations, settings, stop).await.map_err(RunError::Store)
@@ -133,6 +135,9 @@ fn run(args: &Args, config: &Config, database: &Path) -> Result<Summary, RunErro
     // Attempts in flight are not awaited: after a stop there are none, and after a failure they must
     // not go on.
     runtime.shutdown_background();
+    if ran.is_ok() {
+        drop(retention);
+    }
     ran
 }
 
@@ -146,7 +151,8 @@ fn open(args: &Args, database: &Path, options: &OpenOptions) -> Result<SqliteSto
     }
 }
 
-fn destinations(config: &Config) -> Result<Destinations, RunError> {
+/// Every destination of the configuration; what can't be used is an error here.
+pub(crate) fn destinations(config: &Config) -> Result<Destinations, RunError> {
     let mut all = Destinations::new().kind("webhook").kind("email");
     for (name, webhook) in &config.webhooks {
         let effect = Webhook::new(webhook.settings.clone()).map_err(|source| bad("webhook", name, source))?;
@@ -171,16 +177,22 @@ fn bad(kind: &'static str, name: &str, source: impl std::error::Error + Send + S
     RunError::Destination { kind, name: name.to_owned(), source: Box::new(source) }
 }
 
-/// Resolves at the first SIGTERM or SIGINT. The second one ends the process.
+/// Resolves at the first SIGTERM or SIGINT. The second one ends the process, whatever the dispatcher is
+/// busy with.
 fn stop() -> std::io::Result<impl Future<Output = ()>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    Ok(async move {
+    let (first, stop) = tokio::sync::oneshot::channel();
+    tokio::spawn(async move {
         either(&mut terminate, &mut interrupt).await;
-        tokio::spawn(async move {
-            either(&mut terminate, &mut interrupt).await;
-            tracing::warn!("a second signal: ending at once; the next start decides about attempts in flight");
-            exit(ENDED_BY_SIGNAL);
-        });
+        // The dispatcher may have ended by itself meanwhile.
+        let _ = first.send(());
+        either(&mut terminate, &mut interrupt).await;
+        tracing::warn!("a second signal: ending at once; the next start decides about attempts in flight");
+        exit(ENDED_BY_SIGNAL);
+    });
+    Ok(async move {
+        // The task above lives as long as the process, so this only ends with a signal.
+        let _ = stop.await;
     })
 }
 
