@@ -20,7 +20,7 @@ const IMPORTS: [(&str, &[&str]); 12] = [
     ("effect", &["rules"]),
     ("store", &["rules", "effect"]),
     // `sqlite` names itself where a test wants the whole contract.
-    ("sqlite", &["rules", "effect", "store", "sqlite"]),
+    ("sqlite", &["rules", "effect", "store", "faults", "sqlite"]),
     ("webhook", &["rules", "effect", "redact", "tls"]),
     ("email", &["rules", "effect", "tls"]),
     // The settings of the senders are what a configuration is made of.
