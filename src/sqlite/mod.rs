@@ -2,8 +2,12 @@
 //!
 //! The worker side (`schema`, `worker`, `fenced`, `refused`) needs nothing but rusqlite. The
 //! dispatcher's side (`facts`, `store`, `writer`, `lock`, `wake`) and the operator's (`inspect`,
-//! `resolve`) come with the feature `dispatcher`.
+//! `resolve`, `why`, `audit`, `doctor`) come with the feature `dispatcher`.
 
+#[cfg(feature = "dispatcher")]
+pub mod audit;
+#[cfg(feature = "dispatcher")]
+pub mod doctor;
 #[cfg(feature = "dispatcher")]
 mod facts;
 mod fenced;
@@ -11,6 +15,8 @@ mod fenced;
 pub mod inspect;
 #[cfg(feature = "dispatcher")]
 mod lock;
+#[cfg(feature = "dispatcher")]
+mod proc;
 mod refused;
 #[cfg(feature = "dispatcher")]
 pub mod resolve;
@@ -19,6 +25,8 @@ mod schema;
 mod store;
 #[cfg(feature = "dispatcher")]
 mod wake;
+#[cfg(feature = "dispatcher")]
+pub mod why;
 mod worker;
 #[cfg(feature = "dispatcher")]
 mod writer;

@@ -18,6 +18,7 @@ use crate::Globals;
 use crate::database;
 use crate::exit::{Exit, Failure};
 use crate::output::{Screen, Tone, clean, clean_lines, decimal, moment, parse_duration, relative, span};
+use crate::refusals::{meaning, sustained};
 
 /// Options of `fencepost status`.
 #[derive(Debug, clap::Args)]
@@ -210,6 +211,9 @@ fn counts(screen: Screen, status: &Status) -> String {
     if dead > 0 {
         text.push_str(&format!(" ({})", reasons.join(", ")));
     }
+    if counts.pruned > 0 {
+        text.push_str(&format!(", {} pruned", counts.pruned));
+    }
     text
 }
 
@@ -226,11 +230,12 @@ fn blocked(screen: Screen, status: &Status, now_ms: i64, parts: &mut Vec<String>
             place(head),
             relative(head.updated_ms, now_ms),
             behind.to_string(),
+            halted_by(head).to_owned(),
         ];
         (Tone::of_state(&head.state), cells)
     };
     let rows: Vec<_> = status.blocked.iter().map(row).collect();
-    parts.push(screen.table(&["!STATE", "!ID", "TO", "SCOPE", "!SINCE", ">BEHIND"], &rows));
+    parts.push(screen.table(&["!STATE", "!ID", "TO", "SCOPE", "!SINCE", ">BEHIND", "BECAUSE"], &rows));
     let more = status.blocked_lanes - i64::try_from(rows.len()).unwrap_or(i64::MAX);
     if more > 0 {
         parts.push(screen.note(&format!("… and {more} more: fencepost list --state in_doubt --state parked")));
@@ -238,6 +243,17 @@ fn blocked(screen: Screen, status: &Status, now_ms: i64, parts: &mut Vec<String>
     if status.counts.in_doubt > 0 {
         let next = "find out what happened (fencepost show ID), then fencepost resolve ID ANSWER --reason TEXT";
         parts.push(screen.note(next));
+    }
+}
+
+/// Why the head of a lane waits for somebody.
+fn halted_by(head: &Listed) -> &'static str {
+    match (head.state.as_str(), head.reason.as_deref()) {
+        ("in_doubt", _) => "nobody knows whether it happened",
+        ("parked", None) => "a newer holder decides about it",
+        ("parked", Some("refused")) => "refused, and on_dead = block",
+        ("parked", Some("exhausted")) => "no tries left, and on_dead = block",
+        (_, _) => "",
     }
 }
 
@@ -270,7 +286,7 @@ fn unknown_note(kind: &str) -> &'static str {
     }
 }
 
-fn is_configured(config: &Config, kind: &str, destination: &str) -> bool {
+pub(crate) fn is_configured(config: &Config, kind: &str, destination: &str) -> bool {
     let is_url = || destination.starts_with("https://") || destination.starts_with("http://");
     match kind {
         "webhook" => config.webhooks.contains_key(destination) || (config.webhook_urls.is_some() && is_url()),
@@ -317,15 +333,8 @@ fn refusals(screen: Screen, refusals: &[Refusal], now_ms: i64, parts: &mut Vec<S
     };
     let rows: Vec<_> = refusals.iter().map(row).collect();
     parts.push(screen.table(&["COUNT", "SCOPE", ">TOKEN", ">WATERMARK", "LAST", "USUALLY"], &rows));
-}
-
-/// What a refusal usually means, by how the two numbers stand to each other.
-fn meaning(refusal: &Refusal) -> &'static str {
-    match refusal.token.cmp(&refusal.watermark) {
-        std::cmp::Ordering::Less => "an old holder went on working after its lease ran out",
-        std::cmp::Ordering::Equal => "two holders or sources have one token: check the lease service",
-        std::cmp::Ordering::Greater => "the token was never sealed, or jumped too far: a typo or a clock",
-    }
+    let loud = sustained(refusals, now_ms);
+    parts.extend(loud.iter().map(|(says, cure)| format!("{}: {says}\n{cure}", screen.paint(Tone::Bad, "warning"))));
 }
 
 fn status_json(status: &Status, config: Option<&Config>, now_ms: i64) -> Value {
@@ -347,6 +356,7 @@ fn status_json(status: &Status, config: Option<&Config>, now_ms: i64) -> Value {
             "parked": counts.parked,
             "delivered": counts.delivered,
             "dead": counts.dead.iter().map(|(_, count)| count).sum::<i64>(),
+            "pruned": counts.pruned,
         },
         "dead_by_reason": reasons,
         "oldest_due": status.oldest_due.as_ref().map(since),
@@ -356,6 +366,7 @@ fn status_json(status: &Status, config: Option<&Config>, now_ms: i64) -> Value {
         "waiting": status.loads.iter().map(|load| load_json(load, config)).collect::<Vec<_>>(),
         "failing": status.failing.iter().map(failing_json).collect::<Vec<_>>(),
         "refusals": status.refusals.iter().map(refusal_json).collect::<Vec<_>>(),
+        "sustained_refusals": sustained(&status.refusals, now_ms).into_iter().map(|(says, _)| says).collect::<Vec<_>>(),
         "dispatcher": {
             "epoch": status.reign.epoch,
             "started_ms": status.reign.started_ms,
@@ -497,7 +508,7 @@ fn to(command: &Listed) -> String {
 }
 
 /// The path of a URL can be a secret, as a chat's webhook has it.
-fn shown(destination: &str) -> String {
+pub(crate) fn shown(destination: &str) -> String {
     match url::Url::parse(destination) {
         Ok(url) if matches!(url.scheme(), "http" | "https") => redact::url(&url),
         _ => destination.to_owned(),

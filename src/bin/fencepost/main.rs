@@ -3,9 +3,11 @@
 //! Each group of commands has a file of its own and returns an error instead of ending the process;
 //! `exit` alone chooses exit codes. No SQL belongs here: the library has it.
 
+mod audit;
 mod config;
 mod database;
 mod demo;
+mod doctor;
 mod enqueue;
 mod exec;
 mod exit;
@@ -13,6 +15,7 @@ mod init;
 mod inspect;
 mod lease;
 mod output;
+mod refusals;
 mod resolve;
 mod run;
 #[expect(clippy::print_stdout, reason = "it prints where it listens")]
@@ -105,6 +108,10 @@ enum Command {
     Show(inspect::ShowArgs),
     /// Answer for a command in doubt: did it happen?
     Resolve(resolve::Args),
+    /// Check every invariant that can be read off the database; ends with 1 if one doesn't hold
+    Audit(audit::Args),
+    /// Look at everything around the database: locks, WAL, disk, clock, schema; ends with 1 on a breach
+    Doctor(doctor::Args),
     /// Check or show the configuration
     Config(config::Args),
     /// Becomes the program of `lease exec`
@@ -134,6 +141,8 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
         Command::List(args) => done(inspect::list(&args, globals)),
         Command::Show(args) => done(inspect::show(&args, globals)),
         Command::Resolve(args) => done(resolve::resolve(&args, globals)),
+        Command::Audit(args) => audit::audit(&args, globals),
+        Command::Doctor(args) => doctor::doctor(&args, globals),
         Command::Config(args) => done(config::config(&args, globals)),
         Command::Stage(args) => Ok(exec::become_program(&args)),
     }
