@@ -7,6 +7,7 @@
 
 mod support;
 
+mod audit;
 mod bypass;
 mod cases;
 mod cli;
@@ -15,6 +16,7 @@ mod config;
 mod contract;
 mod demo;
 mod dispatch;
+mod doctor;
 mod email;
 mod examples;
 mod guard;
@@ -28,4 +30,5 @@ mod sink;
 mod statechart;
 mod tidy;
 mod webhook;
+mod why;
 mod worker;

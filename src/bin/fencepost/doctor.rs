@@ -14,7 +14,7 @@ use fencepost::sqlite::inspect::Load;
 use serde_json::{Value, json};
 
 use crate::exit::Exit;
-use crate::inspect::{is_configured, shown};
+use crate::inspect::{is_configured, section, shown};
 use crate::output::{Screen, Tone, clean, moment, relative, span};
 use crate::{Globals, database, refusals};
 
@@ -322,7 +322,10 @@ fn unknown_destination(load: &Load, now_ms: i64) -> Finding {
     );
     let cure = match load.kind.as_str() {
         "webhook" | "email" => {
-            format!("add [{kind}.{name}] and restart the daemon, or see why a worker writes that name")
+            format!(
+                "add {} and restart the daemon, or see why a worker writes that name",
+                section(&load.kind, &load.destination)
+            )
         }
         _ => "no sender here knows that kind: they end as invalid".to_owned(),
     };

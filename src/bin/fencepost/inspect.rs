@@ -286,6 +286,14 @@ fn unknown_note(kind: &str) -> &'static str {
     }
 }
 
+/// The section of the configuration that a destination lacks.
+pub(crate) fn section(kind: &str, destination: &str) -> String {
+    match destination.starts_with("https://") || destination.starts_with("http://") {
+        true => "[webhook_urls]".to_owned(),
+        false => format!("[{}.{}]", clean(kind), clean(destination)),
+    }
+}
+
 pub(crate) fn is_configured(config: &Config, kind: &str, destination: &str) -> bool {
     let is_url = || destination.starts_with("https://") || destination.starts_with("http://");
     match kind {
@@ -503,7 +511,7 @@ pub(crate) fn command_json(command: &Listed) -> Value {
     })
 }
 
-fn to(command: &Listed) -> String {
+pub(crate) fn to(command: &Listed) -> String {
     format!("{} {}", clean(&command.kind), clean(&shown(&command.destination)))
 }
 
@@ -516,7 +524,7 @@ pub(crate) fn shown(destination: &str) -> String {
 }
 
 /// Scope and lane, as in `order/17` or `order/17 [mails]`.
-fn place(command: &Listed) -> String {
+pub(crate) fn place(command: &Listed) -> String {
     let scope = clean(&command.scope);
     if command.lane.is_empty() { scope } else { format!("{scope} [{}]", clean(&command.lane)) }
 }
@@ -740,7 +748,7 @@ fn evidence(attempt: &Attempt) -> Vec<(String, String)> {
 }
 
 /// The last attempt in one line of a table.
-fn brief(attempt: &Attempt) -> String {
+pub(crate) fn brief(attempt: &Attempt) -> String {
     let outcome = clean(attempt.outcome.as_deref().unwrap_or("open"));
     let seen: Vec<String> = evidence(attempt)
         .into_iter()
@@ -786,7 +794,7 @@ fn base64(bytes: &[u8]) -> String {
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-fn attempt_json(attempt: &Attempt) -> Value {
+pub(crate) fn attempt_json(attempt: &Attempt) -> Value {
     let evidence = attempt.evidence.as_deref();
     let parsed: Option<Value> = evidence.and_then(|json| serde_json::from_str(json).ok());
     json!({

@@ -20,6 +20,7 @@ mod resolve;
 mod run;
 #[expect(clippy::print_stdout, reason = "it prints where it listens")]
 mod sink;
+mod why;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -106,6 +107,8 @@ enum Command {
     List(inspect::ListArgs),
     /// Show everything about one command
     Show(inspect::ShowArgs),
+    /// Say why a command waits or how it ended, now or at a past moment, and what may be done
+    Why(why::Args),
     /// Answer for a command in doubt: did it happen?
     Resolve(resolve::Args),
     /// Check every invariant that can be read off the database; ends with 1 if one doesn't hold
@@ -140,6 +143,7 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
         Command::Status(args) => inspect::status(&args, globals),
         Command::List(args) => done(inspect::list(&args, globals)),
         Command::Show(args) => done(inspect::show(&args, globals)),
+        Command::Why(args) => done(why::why(&args, globals)),
         Command::Resolve(args) => done(resolve::resolve(&args, globals)),
         Command::Audit(args) => audit::audit(&args, globals),
         Command::Doctor(args) => doctor::doctor(&args, globals),
