@@ -1,7 +1,8 @@
 //! SQLite: the only place with SQLite's SQL.
 //!
 //! The worker side (`schema`, `worker`, `content`, `fenced`, `refused`) needs nothing but rusqlite and a
-//! hash. The dispatcher's side (`facts`, `store`, `writer`, `lock`, `wake`) and the operator's
+//! hash. The dispatcher's side (`facts`, `store`, `writer`, `lock`, `wake`,
+//! `identity`) and the operator's
 //! (`inspect`, `resolve`, `retention`, `copies`) come with the feature `dispatcher`.
 
 mod content;
@@ -10,6 +11,8 @@ pub mod copies;
 #[cfg(feature = "dispatcher")]
 mod facts;
 mod fenced;
+#[cfg(feature = "dispatcher")]
+mod identity;
 #[cfg(feature = "dispatcher")]
 pub mod inspect;
 #[cfg(feature = "dispatcher")]
@@ -30,11 +33,13 @@ mod writer;
 
 pub use fenced::Fenced;
 #[cfg(feature = "dispatcher")]
+pub use identity::IdentityError;
+#[cfg(feature = "dispatcher")]
 pub use lock::LockError;
 pub use refused::{Refusal, WorkerError};
 pub use schema::{
-    CONTRACT, CONTRACT_MAJOR, CONTRACT_MINOR, ContractObject, Drift, Drifted, SchemaError, contract_objects, migrate,
-    prepare, verify,
+    CONTRACT, CONTRACT_MAJOR, CONTRACT_MINOR, ContractObject, Drift, Drifted, SchemaError, contract_objects,
+    contract_statements, migrate, prepare, verify,
 };
 #[cfg(feature = "dispatcher")]
 pub use store::{OpenError, OpenOptions, SqliteStore};

@@ -12,6 +12,8 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{Notify, oneshot, watch};
 
+use super::identity;
+use super::lock::{Seen, Witness};
 use crate::rules::Code;
 use crate::store::StoreError;
 
@@ -59,7 +61,12 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Starts the thread. `poll_interval` bounds how long a commit of somebody else stays unseen.
-    pub(crate) fn start(connection: Connection, poll_interval: Duration, check: SchemaCheck) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        connection: Connection,
+        poll_interval: Duration,
+        check: SchemaCheck,
+        witness: Witness,
+    ) -> std::io::Result<Self> {
         let (orders, receiver) = channel();
         let (failure_sender, failure) = watch::channel(None);
         let changed = Arc::new(Notify::new());
@@ -72,6 +79,7 @@ impl Writer {
             data_version: 0,
             schema_version: 0,
             check,
+            witness,
             epoch: None,
             fast_looks: 0,
         };
@@ -152,6 +160,7 @@ struct Thread {
     data_version: i64,
     schema_version: i64,
     check: SchemaCheck,
+    witness: Witness,
     epoch: Option<i64>,
     fast_looks: u32,
 }
@@ -225,7 +234,7 @@ impl Thread {
     }
 
     /// Runs a batch in one transaction. Fails only where the thread must end.
-    fn commit(&self, mut batch: Vec<Waiting>) -> Result<(), StoreError> {
+    fn commit(&mut self, mut batch: Vec<Waiting>) -> Result<(), StoreError> {
         let outcome = self.transaction(&mut batch);
         let end = match &outcome {
             Err(error @ (StoreError::Deposed { .. } | StoreError::Broken(_))) => Some(error.clone()),
@@ -238,9 +247,9 @@ impl Thread {
         end.map_or(Ok(()), Err)
     }
 
-    fn transaction(&self, batch: &mut [Waiting]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
+    fn transaction(&mut self, batch: &mut [Waiting]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
         self.connection.execute_batch("BEGIN IMMEDIATE").map_err(|error| store_error(&error))?;
-        let results = self.verbs(batch);
+        let results = self.verbs(batch).and_then(|results| Ok((results, self.seen()?)));
         let ended = match &results {
             Ok(_) => self.connection.execute_batch("COMMIT").map_err(|error| store_error(&error)),
             Err(_) => Ok(()),
@@ -249,7 +258,17 @@ impl Thread {
             // A failed ROLLBACK leaves the transaction open, and the next BEGIN says so.
             drop(self.connection.execute_batch("ROLLBACK"));
         }
-        ended.and(results)
+        ended?;
+        let (results, seen) = results?;
+        // After the commit, so that it is never ahead of what is durable.
+        if let Err(error) = self.witness.note(seen) {
+            tracing::warn!(%error, "the lock file can't be written: an old copy of the database would not be noticed");
+        }
+        Ok(results)
+    }
+
+    fn seen(&self) -> Result<Seen, StoreError> {
+        identity::seen(&self.connection).map_err(|error| store_error(&error))
     }
 
     fn verbs(&self, batch: &mut [Waiting]) -> Result<Vec<Result<(), StoreError>>, StoreError> {

@@ -13,6 +13,7 @@ mod cli;
 mod compose;
 mod config;
 mod contract;
+mod copies;
 mod demo;
 mod dispatch;
 mod email;

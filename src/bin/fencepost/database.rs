@@ -69,6 +69,12 @@ pub(crate) fn read(globals: &Globals) -> anyhow::Result<Connection> {
     }
 }
 
+/// Opens the database for reading, whatever the state of its outbox; with its path as text.
+pub(crate) fn look(globals: &Globals) -> anyhow::Result<(Connection, String)> {
+    let path = path(globals)?;
+    Ok((open(&path, OpenFlags::SQLITE_OPEN_READ_ONLY)?, path.display().to_string()))
+}
+
 /// Opens the database for writing, with WAL and full durability.
 pub(crate) fn write(globals: &Globals) -> anyhow::Result<Connection> {
     let path = path(globals)?;

@@ -4,6 +4,7 @@
 //! `exit` alone chooses exit codes. No SQL belongs here: the library has it.
 
 mod config;
+mod copies;
 mod database;
 mod demo;
 mod enqueue;
@@ -17,6 +18,7 @@ mod prune;
 mod resolve;
 mod retention;
 mod run;
+mod schema;
 #[expect(clippy::print_stdout, reason = "it prints where it listens")]
 mod sink;
 
@@ -109,6 +111,12 @@ enum Command {
     Resolve(resolve::Args),
     /// Remove what is finished and old; ids and keys stay known for a while
     Prune(prune::Args),
+    /// Copy the database, whole and checked, while it is in use
+    Backup(copies::BackupArgs),
+    /// Make a copy a database of its own: what is live in it is parked
+    AdoptClone(copies::AdoptArgs),
+    /// Print the SQL contract, or compare the database with it
+    Schema(schema::Args),
     /// Check or show the configuration
     Config(config::Args),
     /// Becomes the program of `lease exec`
@@ -139,6 +147,9 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
         Command::Show(args) => done(inspect::show(&args, globals)),
         Command::Resolve(args) => done(resolve::resolve(&args, globals)),
         Command::Prune(args) => done(prune::prune(&args, globals)),
+        Command::Backup(args) => done(copies::backup(&args, globals)),
+        Command::AdoptClone(args) => done(copies::adopt_clone(&args, globals)),
+        Command::Schema(args) => schema::schema(&args, globals),
         Command::Config(args) => done(config::config(&args, globals)),
         Command::Stage(args) => Ok(exec::become_program(&args)),
     }

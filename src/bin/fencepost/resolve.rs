@@ -83,7 +83,8 @@ fn say(globals: &Globals, command: &Listed, answer: Answer, who: &str) -> anyhow
     Ok(())
 }
 
-fn user_at_host() -> String {
+/// Who runs this process, for the audit table.
+pub(crate) fn user_at_host() -> String {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let user = set("USER").or_else(|| set("LOGNAME"));
     let user = user.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));
