@@ -217,7 +217,11 @@ CREATE TABLE outbox_dispatcher(
   epoch      INTEGER NOT NULL,
   started_ms INTEGER,
   host       TEXT,
-  pid        INTEGER
+  pid        INTEGER,
+  attempts   INTEGER NOT NULL DEFAULT 0, -- begun ever; fewer than were seen once: an old copy
+  attempts_pruned INTEGER NOT NULL DEFAULT 0, -- those of commands that are gone
+  file       TEXT,                    -- the file that is dispatched from: host, file system, device, inode, birth
+  copied_ms  INTEGER                  -- when it was made as a copy, which sends nothing until somebody says what it is
 ) STRICT;
 INSERT INTO outbox_dispatcher(one, epoch) VALUES (1, 0);
 
@@ -697,12 +701,14 @@ BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
 
 CREATE TRIGGER outbox_dispatcher_new BEFORE INSERT ON outbox_dispatcher BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_dispatcher_rise BEFORE UPDATE ON outbox_dispatcher WHEN NEW.one IS NOT 1 OR NEW.epoch IS NULL OR NEW.epoch < OLD.epoch
+    OR NEW.attempts IS NULL OR NEW.attempts < OLD.attempts OR NEW.attempts_pruned IS NULL OR NEW.attempts_pruned < OLD.attempts_pruned
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_dispatcher_keep BEFORE DELETE ON outbox_dispatcher BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 
 CREATE TRIGGER outbox_meta_new BEFORE INSERT ON outbox_meta BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_meta_rise BEFORE UPDATE ON outbox_meta WHEN NEW.one IS NOT 1 OR NEW.major < OLD.major OR (NEW.major = OLD.major AND NEW.minor < OLD.minor)
-    OR NEW.uuid IS NOT OLD.uuid
+    -- Only a copy becomes a database of its own.
+    OR NEW.uuid IS NULL OR (NEW.uuid <> OLD.uuid AND NOT EXISTS (SELECT 1 FROM outbox_dispatcher WHERE copied_ms IS NOT NULL))
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_meta_keep BEFORE DELETE ON outbox_meta BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 

@@ -2,17 +2,22 @@
 //!
 //! It cannot expire in a pause, and it is free the moment its holder is dead. The lock is on the
 //! database file itself, because a bind-mounted file has another directory and so another lock file;
-//! `<db>.dispatcher.lock` beside it says who holds it. Both descriptors are opened before SQLite opens
-//! the file and are never closed: closing any descriptor of the database would drop SQLite's own locks.
+//! `<db>.dispatcher.lock` beside it says who holds it, and how far the database was seen: an old copy
+//! put back in its place is behind that. Both descriptors are opened before SQLite opens the file and
+//! are never closed: closing any descriptor of the database would drop SQLite's own locks.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::identity::FileIdentity;
+
 /// How often a waiting dispatcher tries the lock.
 const TRY_EVERY: Duration = Duration::from_millis(100);
+
+/// Where in the lock file it stands how far the database was seen; what people read is before it.
+const SEEN_AT: usize = 256;
 
 /// File systems on which flock, SQLite's locks and its shared memory are known to work, by the magic
 /// number of statfs(2). Everything else is refused, network file systems above all.
@@ -81,19 +86,66 @@ pub(crate) struct DispatcherLock {
     path: PathBuf,
     device: u64,
     inode: u64,
+    file: FileIdentity,
+    seen: Option<Seen>,
+    witness: File,
+}
+
+/// How far a database was dispatched from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) uuid: String,
+    pub(crate) epoch: i64,
+    pub(crate) attempts: i64,
+}
+
+impl Seen {
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace();
+        let mut after = |name| words.find(|word| *word == name).and_then(|_| words.next());
+        let uuid = after("database")?.to_owned();
+        Some(Self { uuid, epoch: after("epoch")?.parse().ok()?, attempts: after("attempts")?.parse().ok()? })
+    }
+
+    /// Always as long as before, so that one write replaces it whole.
+    fn line(&self) -> String {
+        format!("database {} epoch {:020} attempts {:020}\n", self.uuid, self.epoch, self.attempts)
+    }
+}
+
+/// Writes down how far the database was seen, outside of the database.
+///
+/// Without an fsync: after a power cut it can be behind, and then an old copy that is hardly older than
+/// the file passes. It is never ahead, since it is written after the commit.
+#[derive(Debug)]
+pub(crate) struct Witness {
+    file: File,
+    last: Option<Seen>,
+}
+
+impl Witness {
+    /// Writes, where there is something new.
+    pub(crate) fn note(&mut self, seen: Seen) -> std::io::Result<()> {
+        if self.last.as_ref() == Some(&seen) {
+            return Ok(());
+        }
+        self.file.write_all_at(seen.line().as_bytes(), SEEN_AT as u64)?;
+        self.last = Some(seen);
+        Ok(())
+    }
 }
 
 impl DispatcherLock {
     /// Locks the database file, or fails with who holds it.
     pub(crate) fn acquire(path: &Path) -> Result<Self, LockError> {
-        let mut files = Files::open(path)?;
+        let files = Files::open(path)?;
         if files.try_lock()? { files.keep() } else { Err(LockError::Held(files.holder())) }
     }
 
     /// Locks the database file as soon as nobody else holds it; looks every 100 ms. `give_up` is asked
     /// at each look.
     pub(crate) fn wait(path: &Path, give_up: &dyn Fn() -> bool) -> Result<Self, LockError> {
-        let mut files = Files::open(path)?;
+        let files = Files::open(path)?;
         while !files.try_lock()? {
             if give_up() {
                 return Err(LockError::Held(files.holder()));
@@ -106,6 +158,21 @@ impl DispatcherLock {
     /// The canonical path of the database.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Which file it is.
+    pub(crate) const fn file(&self) -> &FileIdentity {
+        &self.file
+    }
+
+    /// How far the database that lay here was seen before.
+    pub(crate) const fn seen(&self) -> Option<&Seen> {
+        self.seen.as_ref()
+    }
+
+    /// The place to write down how far it is seen from now on.
+    pub(crate) fn witness(&self) -> std::io::Result<Witness> {
+        Ok(Witness { file: self.witness.try_clone()?, last: None })
     }
 
     /// Fails if the path does not name the locked file any more.
@@ -152,7 +219,7 @@ impl Files {
 
     /// The database first: that is the lock that decides. One that got it and not the other one drops
     /// both with its descriptors.
-    fn try_lock(&mut self) -> Result<bool, LockError> {
+    fn try_lock(&self) -> Result<bool, LockError> {
         let got = |result: Result<(), TryLockError>| match result {
             Ok(()) => Ok(true),
             Err(TryLockError::WouldBlock) => Ok(false),
@@ -172,28 +239,44 @@ impl Files {
         Ok(false)
     }
 
-    fn keep(mut self) -> Result<DispatcherLock, LockError> {
+    fn keep(self) -> Result<DispatcherLock, LockError> {
         let io = |source| LockError::Io { path: self.path.clone(), source };
         let held = self.database.metadata().map_err(io)?;
-        let lock = DispatcherLock { path: self.path.clone(), device: held.dev(), inode: held.ino() };
+        let text = self.text().map_err(io)?;
+        let lock = DispatcherLock {
+            path: self.path.clone(),
+            device: held.dev(),
+            inode: held.ino(),
+            file: FileIdentity::of(&self.database).map_err(io)?,
+            seen: text.get(SEEN_AT..).and_then(Seen::parse),
+            // Another descriptor of the same open file: closing it gives no lock back.
+            witness: self.beside.try_clone().map_err(io)?,
+        };
         lock.is_same()?;
         // What stands in the file decides nothing; it is there to be read by people.
-        let who = format!("pid {} on {}, fencepost {}\n", std::process::id(), host(), env!("CARGO_PKG_VERSION"));
-        self.beside.set_len(0).map_err(io)?;
-        self.beside.seek(SeekFrom::Start(0)).map_err(io)?;
-        self.beside.write_all(who.as_bytes()).map_err(io)?;
+        let who = format!("pid {} on {}, fencepost {}", std::process::id(), host(), env!("CARGO_PKG_VERSION"));
+        if lock.seen.is_none() {
+            self.beside.set_len(0).map_err(io)?;
+        }
+        let line = format!("{:<width$.width$}\n", who, width = SEEN_AT - 1);
+        self.beside.write_all_at(line.as_bytes(), 0).map_err(io)?;
         std::mem::forget(self.database);
         std::mem::forget(self.beside);
         Ok(lock)
     }
 
-    fn holder(&mut self) -> String {
-        let mut text = String::new();
-        let read =
-            self.beside.seek(SeekFrom::Start(0)).and_then(|_| (&mut self.beside).take(300).read_to_string(&mut text));
-        match read {
-            Ok(_) if !text.trim().is_empty() => text.trim().to_owned(),
-            Ok(_) | Err(_) => "unknown (its lock file is elsewhere or unreadable)".to_owned(),
+    /// The lock file's text. It is short; more is not ours.
+    fn text(&self) -> std::io::Result<String> {
+        let mut bytes = [0; 2 * SEEN_AT];
+        let length = self.beside.read_at(&mut bytes, 0)?;
+        Ok(String::from_utf8_lossy(bytes.get(..length).unwrap_or_default()).into_owned())
+    }
+
+    fn holder(&self) -> String {
+        let text = self.text().unwrap_or_default();
+        match text.lines().next().map(str::trim) {
+            Some(who) if !who.is_empty() => who.to_owned(),
+            Some(_) | None => "unknown (its lock file is elsewhere or unreadable)".to_owned(),
         }
     }
 }

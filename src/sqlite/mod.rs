@@ -16,6 +16,8 @@ mod events;
 mod facts;
 mod fenced;
 #[cfg(feature = "dispatcher")]
+mod identity;
+#[cfg(feature = "dispatcher")]
 pub mod inspect;
 #[cfg(feature = "dispatcher")]
 mod lock;
@@ -46,11 +48,13 @@ mod writer;
 pub use events::{OutcomeEvent, events};
 pub use fenced::Fenced;
 #[cfg(feature = "dispatcher")]
+pub use identity::IdentityError;
+#[cfg(feature = "dispatcher")]
 pub use lock::LockError;
 pub use refused::{Refusal, Standing, WorkerError};
 pub use schema::{
-    CONTRACT, CONTRACT_MAJOR, CONTRACT_MINOR, ContractObject, Drift, Drifted, SchemaError, contract_objects, migrate,
-    prepare, verify,
+    CONTRACT, CONTRACT_MAJOR, CONTRACT_MINOR, ContractObject, Drift, Drifted, SchemaError, contract_objects,
+    contract_statements, migrate, prepare, verify,
 };
 #[cfg(feature = "dispatcher")]
 pub use store::{OpenError, OpenOptions, SqliteStore};

@@ -416,9 +416,14 @@ fn prune_front(
 
 const PRUNED: &str = "UPDATE outbox_scope SET pruned_seq = ?2 WHERE scope = CAST(?1 AS TEXT) AND pruned_seq < ?2";
 
+/// The start of a dispatcher compares: what its commands know of, and what went with them, was begun.
+const ATTEMPTS: &str = "UPDATE outbox_dispatcher SET attempts_pruned = attempts_pruned + (SELECT attempt_no FROM outbox_state WHERE n = ?1)
+    WHERE one = 1 AND EXISTS (SELECT 1 FROM outbox_state WHERE n = ?1 AND attempt_no > 0)";
+
 /// The order is the contract's: first the number, then what is remembered, attempts, command and state.
 fn prune(transaction: &Transaction<'_>, limits: &Limits, scope: &[u8], row: &Final) -> rusqlite::Result<()> {
     transaction.prepare_cached(PRUNED)?.execute(params![scope, row.seq])?;
+    transaction.prepare_cached(ATTEMPTS)?.execute([row.n])?;
     remember(transaction, limits, row.n)?;
     for sql in [
         "DELETE FROM outbox_attempt WHERE n = ?1",

@@ -5,6 +5,7 @@
 //! rebuilds a table drops its triggers without a word, and then nothing is fenced any more. Neither may
 //! ever repair by itself what it finds changed.
 
+use rusqlite::fallible_iterator::FallibleIterator;
 use rusqlite::{Connection, OptionalExtension, Transaction};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -192,6 +193,20 @@ pub fn contract_objects() -> Result<Vec<ContractObject>, SchemaError> {
     let fresh = Connection::open_in_memory()?;
     fresh.execute_batch(CONTRACT)?;
     Ok(objects_of(&fresh)?)
+}
+
+/// The statements of [`CONTRACT`], one by one and with their comments, for tools that take one at a time.
+/// SQLite itself says where one ends: a semicolon also stands inside triggers and texts.
+pub fn contract_statements() -> Result<Vec<String>, SchemaError> {
+    let fresh = Connection::open_in_memory()?;
+    let mut batch = rusqlite::Batch::new(&fresh, CONTRACT);
+    let mut statements = Vec::new();
+    while let Some(mut statement) = batch.next()? {
+        let text = statement.expanded_sql().unwrap_or_default();
+        statement.execute([])?;
+        statements.push(text.trim().to_owned());
+    }
+    Ok(statements)
 }
 
 fn drift(ours: &[ContractObject], theirs: &[ContractObject], same_version: bool) -> Vec<Drifted> {

@@ -13,10 +13,11 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, named_params, params};
 use tokio::sync::oneshot;
 
-use super::facts;
+use super::identity::IdentityError;
 use super::lock::{DispatcherLock, LockError, host};
 use super::schema::{self, SchemaError};
 use super::writer::{VerbError, Writer, store_error};
+use super::{facts, identity};
 use crate::effect::{Command, Payload};
 use crate::rules::{
     Candidate, CommandFacts, EffectState, Event, Limits, Outcome, State, Verdict, is_suspect, look, next,
@@ -38,11 +39,14 @@ pub struct OpenOptions {
     pub busy_timeout: Duration,
     /// How long a commit of another process may stay unseen where notifications don't work.
     pub poll_interval: Duration,
+    /// Who says that the file that the database was dispatched from is gone, so that this copy takes its
+    /// place; `None`: a copy with live commands is refused.
+    pub moved: Option<String>,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { busy_timeout: Duration::from_secs(5), poll_interval: Duration::from_millis(250) }
+        Self { busy_timeout: Duration::from_secs(5), poll_interval: Duration::from_millis(250), moved: None }
     }
 }
 
@@ -56,6 +60,9 @@ pub enum OpenError {
     /// The contract.
     #[error(transparent)]
     Schema(#[from] SchemaError),
+    /// The database is not the one that was dispatched from.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
     /// This process runs with a SQLite that can corrupt the file.
     #[error("SQLite {0} can corrupt a database in WAL mode; 3.51.3 is the first without that bug")]
     Library(&'static str),
@@ -99,6 +106,7 @@ impl SqliteStore {
         }
         let mut connection = Connection::open_with_flags(lock.path(), OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         set_busy(&mut connection, options.busy_timeout)?;
+        identity::check_pages(&connection)?;
         // Nothing is written into a database that has no outbox, or somebody else's.
         match schema::verify(&connection) {
             Ok(()) | Err(SchemaError::Older { .. }) => {}
@@ -108,12 +116,18 @@ impl SqliteStore {
         set_busy(&mut connection, options.busy_timeout)?;
         let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
         schema::migrate(&transaction)?;
+        // A refusal undoes the upgrade too.
+        let new = identity::claim(&transaction, &lock, options.moved.as_deref())?;
         transaction.commit()?;
+        if new {
+            identity::checkpoint(&connection)?;
+        }
         schema::verify(&connection)?;
         connection.set_prepared_statement_cache_capacity(64);
         let reader = Reader::start(lock.path().to_owned())?;
         let check = |connection: &Connection| schema::verify(connection).map_err(|error| error.to_string());
-        let writer = Writer::start(connection, options.poll_interval, check).map_err(OpenError::Thread)?;
+        let witness = lock.witness().map_err(OpenError::Thread)?;
+        let writer = Writer::start(connection, options.poll_interval, check, witness).map_err(OpenError::Thread)?;
         super::wake::start(lock.path(), writer.clone()).map_err(OpenError::Thread)?;
         let wal = Wal::beside(lock.path());
         Ok(Self { lock, writer, reader, wal, poll_interval: options.poll_interval })
@@ -148,6 +162,19 @@ impl Wal {
             (Some(_), _) => Err(format!("{} was removed or replaced while the database was open", self.path.display())),
         }
     }
+}
+
+/// Opens a locked database for a single write of an operator, as the dispatcher would.
+pub(super) fn open_for_one_write(lock: &DispatcherLock) -> Result<Connection, OpenError> {
+    let connection = Connection::open_with_flags(lock.path(), OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    connection.busy_timeout(Duration::from_secs(5))?;
+    identity::check_pages(&connection)?;
+    match schema::verify(&connection) {
+        Ok(()) | Err(SchemaError::Older { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    schema::prepare(&connection)?;
+    Ok(connection)
 }
 
 /// SQLite's own handler sleeps up to 100 ms at a time and starves a writer among busy ones; short even
@@ -478,6 +505,7 @@ fn begin(connection: &Connection, ask: &Begin) -> Result<Begun, VerbError> {
     if moved != 1 {
         return Err(damaged("the lane row has another head"));
     }
+    connection.prepare_cached("UPDATE outbox_dispatcher SET attempts = attempts + 1 WHERE one = 1")?.execute([])?;
     connection.prepare_cached(ATTEMPT)?.execute(named_params! {
         ":n": ask.n, ":attempt_no": after.attempt_no, ":on_unknown": ask.limits.on_unknown.as_str(),
         ":now_ms": ask.now_ms, ":armed": armed,
@@ -514,7 +542,7 @@ const FOUND: &str = "UPDATE outbox_state SET found_row = CASE WHEN found_epoch =
 const CLOSE: &str = "UPDATE outbox_attempt SET settled_ms = ?3, outcome = ?4, evidence = ?5
     WHERE n = ?1 AND attempt_no = ?2 AND settled_ms IS NULL";
 
-fn reign(connection: &Connection, now_ms: i64, limits_of: &LimitsOf) -> Result<Reign, VerbError> {
+pub(super) fn reign(connection: &Connection, now_ms: i64, limits_of: &LimitsOf) -> Result<Reign, VerbError> {
     connection.execute(EPOCH, params![now_ms, host(), std::process::id()])?;
     let epoch: i64 = connection.query_row("SELECT epoch FROM outbox_dispatcher", [], |row| row.get(0))?;
     let mut statement = connection.prepare(OPEN)?;

@@ -12,6 +12,8 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{Notify, oneshot, watch};
 
+use super::identity;
+use super::lock::{Seen, Witness};
 use crate::rules::Code;
 use crate::store::StoreError;
 
@@ -59,7 +61,12 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Starts the thread. `poll_interval` bounds how long a commit of somebody else stays unseen.
-    pub(crate) fn start(connection: Connection, poll_interval: Duration, check: SchemaCheck) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        connection: Connection,
+        poll_interval: Duration,
+        check: SchemaCheck,
+        witness: Witness,
+    ) -> std::io::Result<Self> {
         let (orders, receiver) = channel();
         let (failure_sender, failure) = watch::channel(None);
         let changed = Arc::new(Notify::new());
@@ -72,6 +79,7 @@ impl Writer {
             data_version: 0,
             schema_version: 0,
             check,
+            witness,
             epoch: None,
             fast_looks: 0,
         };
@@ -152,6 +160,7 @@ struct Thread {
     data_version: i64,
     schema_version: i64,
     check: SchemaCheck,
+    witness: Witness,
     epoch: Option<i64>,
     fast_looks: u32,
 }
@@ -225,7 +234,7 @@ impl Thread {
     }
 
     /// Runs a batch in one transaction. Fails only where the thread must end.
-    fn commit(&self, mut batch: Vec<Waiting>) -> Result<(), StoreError> {
+    fn commit(&mut self, mut batch: Vec<Waiting>) -> Result<(), StoreError> {
         let outcome = self.transaction(&mut batch);
         let end = match &outcome {
             Err(error @ (StoreError::Deposed { .. } | StoreError::Broken(_))) => Some(error.clone()),
@@ -238,14 +247,17 @@ impl Thread {
         end.map_or(Ok(()), Err)
     }
 
-    fn transaction(&self, batch: &mut [Waiting]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
+    fn transaction(&mut self, batch: &mut [Waiting]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
         let mut refused = vec![None; batch.len()];
         loop {
-            match self.try_transaction(batch, &mut refused) {
-                Ok(Some(results)) => return Ok(results),
-                // A trigger rolled the whole transaction back: the others begin anew without that verb.
-                Ok(None) => {}
-                Err(error) => return Err(error),
+            // Without a result a trigger rolled the whole transaction back: the others begin anew without
+            // that verb.
+            if let Some((results, seen)) = self.try_transaction(batch, &mut refused)? {
+                // After the commit, so that it is never ahead of what is durable.
+                if let Err(error) = self.witness.note(seen) {
+                    tracing::warn!(%error, "the lock file can't be written: an old copy of the database would not be noticed");
+                }
+                return Ok(results);
             }
         }
     }
@@ -255,9 +267,10 @@ impl Thread {
         &self,
         batch: &mut [Waiting],
         refused: &mut [Option<Code>],
-    ) -> Result<Option<Vec<Result<(), StoreError>>>, StoreError> {
+    ) -> Result<Option<(Vec<Result<(), StoreError>>, Seen)>, StoreError> {
         self.connection.execute_batch("BEGIN IMMEDIATE").map_err(|error| store_error(&error))?;
         let results = self.verbs(batch, refused);
+        let results = results.and_then(|results| results.map(|results| Ok((results, self.seen()?))).transpose());
         let ended = match &results {
             Ok(Some(_)) => self.connection.execute_batch("COMMIT").map_err(|error| store_error(&error)),
             Ok(None) | Err(_) => Ok(()),
@@ -267,6 +280,10 @@ impl Thread {
             drop(self.connection.execute_batch("ROLLBACK"));
         }
         ended.and(results)
+    }
+
+    fn seen(&self) -> Result<Seen, StoreError> {
+        identity::seen(&self.connection).map_err(|error| store_error(&error))
     }
 
     fn verbs(

@@ -16,6 +16,7 @@ mod compose;
 mod config;
 mod contract;
 mod controls;
+mod copies;
 mod demo;
 mod dispatch;
 mod doctor;

@@ -8,6 +8,7 @@ use std::io;
 
 use fencepost::config::ConfigError;
 use fencepost::rules::{Code, InvalidToken, LEASE};
+use fencepost::sqlite::copies::BackupError;
 use fencepost::sqlite::operator::OperatorError;
 use fencepost::sqlite::{Refusal, SchemaError, WorkerError};
 
@@ -83,6 +84,8 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         Some(schema(error))
     } else if let Some(error) = cause.downcast_ref::<OperatorError>() {
         Some(operator(error))
+    } else if let Some(error) = cause.downcast_ref::<BackupError>() {
+        Some(backup(error))
     } else if let Some(error) = cause.downcast_ref::<rusqlite::Error>() {
         Some(sqlite(error))
     } else {
@@ -132,6 +135,14 @@ fn operator(error: &OperatorError) -> Exit {
     }
 }
 
+fn backup(error: &BackupError) -> Exit {
+    match error {
+        BackupError::Exists(_) => Exit::Usage,
+        BackupError::Database(error) => sqlite(error),
+        BackupError::Io { .. } | BackupError::NotSound(_) | _ => Exit::InputOutput,
+    }
+}
+
 fn sqlite(error: &rusqlite::Error) -> Exit {
     use rusqlite::ErrorCode as Sqlite;
     match error.sqlite_error_code() {
@@ -160,6 +171,7 @@ fn hint_of(error: &anyhow::Error) -> Option<String> {
         let worker = cause.downcast_ref::<WorkerError>().and_then(hint_of_worker);
         worker
             .or_else(|| cause.downcast_ref::<OperatorError>().and_then(hint_of_operator))
+            .or_else(|| cause.downcast_ref::<RunError>().and_then(RunError::hint).map(str::to_owned))
             .or_else(|| hint_of_sqlite(cause))
     })
 }

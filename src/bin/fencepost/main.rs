@@ -5,6 +5,7 @@
 
 mod audit;
 mod config;
+mod copies;
 mod database;
 mod demo;
 mod doctor;
@@ -23,6 +24,7 @@ mod refusals;
 mod resolve;
 mod retention;
 mod run;
+mod schema;
 mod scope;
 #[expect(clippy::print_stdout, reason = "it prints where it listens")]
 mod sink;
@@ -139,6 +141,12 @@ enum Command {
     Audit(audit::Args),
     /// Look at everything around the database: locks, WAL, disk, clock, schema; ends with 1 on a breach
     Doctor(doctor::Args),
+    /// Copy the database, whole and checked, while it is in use
+    Backup(copies::BackupArgs),
+    /// Make a copy a database of its own: what is live in it is parked
+    AdoptClone(copies::AdoptArgs),
+    /// Print the SQL contract, or compare the database with it
+    Schema(schema::Args),
     /// Check or show the configuration
     Config(config::Args),
     /// Becomes the program of `lease exec`
@@ -180,6 +188,9 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
         Command::Why(args) => done(why::why(&args, globals)),
         Command::Audit(args) => audit::audit(&args, globals),
         Command::Doctor(args) => doctor::doctor(&args, globals),
+        Command::Backup(args) => done(copies::backup(&args, globals)),
+        Command::AdoptClone(args) => done(copies::adopt_clone(&args, globals)),
+        Command::Schema(args) => schema::schema(&args, globals),
         Command::Config(args) => done(config::config(&args, globals)),
         Command::Stage(args) => Ok(exec::become_program(&args)),
     }

@@ -49,7 +49,7 @@ fn who(given: Option<&str>) -> String {
     given.filter(|who| !who.trim().is_empty()).map_or_else(user_at_host, str::to_owned)
 }
 
-fn user_at_host() -> String {
+pub(crate) fn user_at_host() -> String {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let user = set("USER").or_else(|| set("LOGNAME"));
     let user = user.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));

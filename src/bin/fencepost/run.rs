@@ -13,7 +13,7 @@ use fencepost::config::{Config, LogFormat};
 use fencepost::dispatcher::{self, Destination, Destinations, Settings, Summary};
 use fencepost::email::Email;
 use fencepost::rules::Limits;
-use fencepost::sqlite::{LockError, OpenError, OpenOptions, SchemaError, SqliteStore};
+use fencepost::sqlite::{IdentityError, LockError, OpenError, OpenOptions, SchemaError, SqliteStore};
 use fencepost::store::StoreError;
 use fencepost::webhook::Webhook;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -22,6 +22,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::exit::Exit;
+use crate::operate::user_at_host;
 use crate::output::warn;
 use crate::retention::Retention;
 use crate::{Globals, database};
@@ -38,6 +39,9 @@ pub(crate) struct Args {
     /// Wait until no other dispatcher runs on this database, instead of ending with 75
     #[arg(long)]
     pub(crate) wait: bool,
+    /// Say that the file that was dispatched from is gone, and that this copy takes its place
+    #[arg(long)]
+    pub(crate) moved: bool,
 }
 
 /// Why the daemon ended other than by a stop.
@@ -66,6 +70,9 @@ impl RunError {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Destination { .. }
+            | Self::Open(OpenError::Identity(
+                IdentityError::Copy { .. } | IdentityError::Backup { .. } | IdentityError::Older { .. },
+            ))
             | Self::Open(OpenError::Lock(LockError::FileSystem { .. } | LockError::HardLinks { .. })) => Exit::Config,
             Self::Open(OpenError::Lock(LockError::Held(_)))
             | Self::Store(StoreError::Deposed { .. } | StoreError::Unavailable(_)) => Exit::TryLater,
@@ -74,6 +81,26 @@ impl RunError {
             }
             Self::Open(OpenError::Schema(SchemaError::Foreign { .. } | SchemaError::Encoding { .. })) => Exit::Data,
             Self::Open(_) | Self::Store(_) | Self::Runtime(_) => Exit::InputOutput,
+        }
+    }
+}
+
+impl RunError {
+    /// What to do about it.
+    pub(crate) fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Open(OpenError::Identity(IdentityError::Copy { .. } | IdentityError::Backup { .. })) => Some(
+                "if the original is gone for good, start once with `run --moved`; if it lives on, or may send, \
+                 `fencepost adopt-clone --reason …` parks what is live here",
+            ),
+            Self::Open(OpenError::Identity(IdentityError::Older { .. })) => Some(
+                "put the newest copy back; if there is none, `fencepost adopt-clone --reason …` parks what is live, \
+                 so that each command can be compared with what its receiver got",
+            ),
+            Self::Open(OpenError::Identity(IdentityError::Damaged(_))) => {
+                Some("move the file with its -wal and -shm away, and put back a copy that `fencepost backup` made")
+            }
+            Self::Open(_) | Self::Destination { .. } | Self::Store(_) | Self::Runtime(_) => None,
         }
     }
 }
@@ -115,8 +142,11 @@ fn log(config: &Config, verbose: u8) {
 /// Runs the dispatcher until it is stopped, or with `--drain` until nothing is left to do now.
 fn run(args: &Args, config: &Config, database: &Path) -> Result<Summary, RunError> {
     let destinations = Arc::new(destinations(config)?);
-    let options =
-        OpenOptions { busy_timeout: config.dispatcher.busy_timeout, poll_interval: config.dispatcher.poll_interval };
+    let options = OpenOptions {
+        busy_timeout: config.dispatcher.busy_timeout,
+        poll_interval: config.dispatcher.poll_interval,
+        moved: args.moved.then(user_at_host),
+    };
     let settings = Settings {
         max_in_flight: config.dispatcher.max_in_flight,
         drain_timeout: config.dispatcher.drain_timeout,
