@@ -229,10 +229,11 @@ impl BeforeSuspend {
         site.webhook("retry", "r", 1, "billing");
         site.webhook("flying", "f", 1, "slow");
         site.email("mail", "m", 1, "main");
-        let (soon, later) = (from_now(HOUR_MS / 2), from_now(HOUR_MS));
+        // What may not go on is due first, and would be asked first.
+        let (first, soon, later) = (from_now(HOUR_MS / 3), from_now(HOUR_MS / 2), from_now(HOUR_MS));
         site.sql(&format!(
             "INSERT INTO outbox(id, scope, token, kind, destination, payload, not_before_ms, expires_at_ms) VALUES
-             ('expiring', 'e', 1, 'webhook', 'billing', '{{}}', {soon}, {later}),
+             ('expiring', 'e', 1, 'webhook', 'billing', '{{}}', {first}, {later}),
              ('due', 'd', 1, 'webhook', 'billing', '{{}}', {soon}, NULL);
              INSERT INTO outbox_acquire(scope, holder, ttl_ms) VALUES ('leased', 'ann', 1)"
         ));
