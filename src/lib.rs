@@ -62,8 +62,9 @@
 //!
 //! Most applications run the daemon, `fencepost run`. To embed it, open a `sqlite::SqliteStore` (which
 //! locks the database for the life of the process), name every `dispatcher::Destination`, and await
-//! `dispatcher::run`. Anything that implements `effect::Effect` can be a destination.
-//! `examples/webhook.rs` and `examples/email.rs` do this in full.
+//! `dispatcher::run`. Anything that implements `effect::Effect` can be a destination, and
+//! `effect::conformance` checks that it keeps its word. `examples/webhook.rs`, `examples/email.rs` and
+//! `examples/custom_effect.rs` do this in full.
 //!
 //! # Conventions
 //!

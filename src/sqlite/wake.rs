@@ -31,7 +31,7 @@ fn watch(wal: &Path, writer: &Writer) {
     // The first hint after a lost watch makes up for what was missed meanwhile.
     while writer.hint() {
         match watch_once(wal, writer) {
-            Ok(()) => tracing::debug!("the watch for other processes' commits was lost; it is set up again"),
+            Ok(()) => tracing::debug!("the watch was lost; it is set up again soon"),
             Err(error) if !told => {
                 told = true;
                 tracing::warn!(%error, "no notifications of other processes' commits; polling alone goes on");
@@ -48,6 +48,7 @@ fn watch_once(wal: &Path, writer: &Writer) -> std::io::Result<()> {
     let descriptor: OwnedFd = inotify::init(inotify::CreateFlags::CLOEXEC)?;
     let events = inotify::WatchFlags::MODIFY | inotify::WatchFlags::DELETE_SELF | inotify::WatchFlags::MOVE_SELF;
     inotify::add_watch(&descriptor, wal, events)?;
+    tracing::debug!("watching for other processes' commits");
     let lost = inotify::ReadFlags::IGNORED
         | inotify::ReadFlags::QUEUE_OVERFLOW
         | inotify::ReadFlags::DELETE_SELF

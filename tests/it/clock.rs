@@ -147,14 +147,20 @@ fn h22_c_a_lost_watch_is_set_up_again() {
     let lost = site.dir.path().join("lost");
     let daemon = site.run_with(&["-v"], &[("FENCEPOST_FAULT_WATCH", lost.to_str().unwrap())]);
     daemon.wait_for_log("dispatching");
-    // The event at start may still be on its way and be the one that is taken away.
+    let watches = |count| {
+        wait_until(&format!("watch {count} is set up"), 30, || {
+            daemon.log().matches("watching for other processes' commits").count() >= count
+        });
+    };
     for n in 1..=3 {
+        watches(n);
         touch(&lost);
         site.webhook(&format!("l{n}"), "s", 1, "billing");
         server.wait_for(n);
         wait_until("the watch was lost", 30, || !lost.exists());
-        wait_until("the log says so", 30, || daemon.log().matches("it is set up again").count() >= n);
     }
+    watches(4);
+    assert_eq!(daemon.log().matches("the watch was lost").count(), 3, "{}", daemon.log());
     let median = median_pick_up(&server, |n| site.webhook(&format!("w{n}"), "s", 1, "billing"));
     assert!(median < SOONER_THAN_A_LOOK, "{median:?}");
     daemon.stop();
@@ -223,10 +229,11 @@ impl BeforeSuspend {
         site.webhook("retry", "r", 1, "billing");
         site.webhook("flying", "f", 1, "slow");
         site.email("mail", "m", 1, "main");
-        let (soon, later) = (from_now(HOUR_MS / 2), from_now(HOUR_MS));
+        // What may not go on is due first, and would be asked first.
+        let (first, soon, later) = (from_now(HOUR_MS / 3), from_now(HOUR_MS / 2), from_now(HOUR_MS));
         site.sql(&format!(
             "INSERT INTO outbox(id, scope, token, kind, destination, payload, not_before_ms, expires_at_ms) VALUES
-             ('expiring', 'e', 1, 'webhook', 'billing', '{{}}', {soon}, {later}),
+             ('expiring', 'e', 1, 'webhook', 'billing', '{{}}', {first}, {later}),
              ('due', 'd', 1, 'webhook', 'billing', '{{}}', {soon}, NULL);
              INSERT INTO outbox_acquire(scope, holder, ttl_ms) VALUES ('leased', 'ann', 1)"
         ));

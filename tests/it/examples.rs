@@ -122,6 +122,28 @@ fn the_email_example_logs_in_over_tls() {
     assert!(text.contains("state    pending, effect none\n") && text.contains(r#""code":535"#), "{text}");
 }
 
+/// A device without a fence: what it says decides, and where it says nothing a person must look.
+#[test]
+fn the_actuator_example_opens_a_valve_and_shows() {
+    for (device, state) in [
+        ("deaf", "device   heard 0 bytes\n"),
+        ("ok", "device   heard 12 bytes\n"),
+        ("ok", "state    delivered, effect done\n"),
+        ("busy", "state    pending, effect none\n"),
+        ("err", "state    dead/refused, effect none\n"),
+        ("mute", "state    in_doubt, effect possible\n"),
+    ] {
+        let (output, text) = run(Command::new(example("custom_effect")).args(["--device", device]));
+        assert!(output.status.success() && text.contains(state), "{device}: {text}");
+    }
+    let (output, text) = run(Command::new(example("custom_effect")).args(["--valve", "tank 1"]));
+    assert!(output.status.success() && text.contains("state    dead/invalid, effect none\n"), "{text}");
+    // Nobody listens there: the channel's fault, and the try is given back.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let (output, text) = run(Command::new(example("custom_effect")).arg(free));
+    assert!(output.status.success() && text.contains("state    pending, effect none\n"), "{text}");
+}
+
 #[test]
 fn the_worker_example_runs() {
     let (output, text) = run(&mut Command::new(example("worker")));

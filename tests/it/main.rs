@@ -8,12 +8,17 @@
 mod support;
 
 mod audit;
+/// The example, so that its effect can be checked as a user would check it.
+#[path = "../../examples/custom_effect.rs"]
+mod custom_effect;
+
 mod bypass;
 mod cases;
 mod cli;
 mod clock;
 mod compose;
 mod config;
+mod conformance;
 mod contract;
 mod controls;
 mod copies;

@@ -18,7 +18,8 @@ const IMPORTS: [(&str, &[&str]); 12] = [
     ("faults", &[]),
     ("redact", &[]),
     ("tls", &[]),
-    ("effect", &["rules"]),
+    // Only its conformance checks look at a clock.
+    ("effect", &["rules", "clock"]),
     ("store", &["rules", "effect"]),
     // `sqlite` names itself where a test wants the whole contract.
     ("sqlite", &["rules", "effect", "store", "clock", "faults", "sqlite"]),

@@ -2,12 +2,14 @@
 //!
 //! The senders for webhooks and email implement [`Effect`], and so can an application for anything
 //! else that cannot be fenced. An effect never reads the outbox, never repeats by itself, and must
-//! earn every answer other than [`Outcome::Unknown`].
+//! earn every answer other than [`Outcome::Unknown`]. [`conformance`] checks that it does.
+
+pub mod conformance;
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use crate::rules::{Fault, Outcome};
 
@@ -236,6 +238,8 @@ impl fmt::Debug for Evidence {
 /// that bytes may leave from now on.
 pub struct Arm {
     progress: AtomicU8,
+    /// How often it was asked for; more than once is a bug of the effect.
+    asked: AtomicU32,
     record: Option<Recorder>,
 }
 
@@ -258,12 +262,12 @@ impl Arm {
     where
         F: Fn() -> BoxFuture<'static, bool> + Send + Sync + 'static,
     {
-        Self { progress: AtomicU8::new(UNARMED), record: Some(Box::new(record)) }
+        Self { progress: AtomicU8::new(UNARMED), asked: AtomicU32::new(0), record: Some(Box::new(record)) }
     }
 
     /// The arm of an attempt that was begun armed.
     pub fn begun_armed() -> Self {
-        Self { progress: AtomicU8::new(UNARMED), record: None }
+        Self { progress: AtomicU8::new(UNARMED), asked: AtomicU32::new(0), record: None }
     }
 
     /// Returns when the mark is durable: a crash from here on leaves the attempt as unknown. Call it
@@ -272,6 +276,7 @@ impl Arm {
     /// Fails if the attempt was recalled, the process is stopping, or the store can't record. Then
     /// nothing may be sent.
     pub async fn arm(&self) -> Result<(), NotArmed> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         // The mark in memory comes first: from here on a graceful stop no longer takes the attempt
         // for one that has sent nothing.
         if self.progress.compare_exchange(UNARMED, ARMED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
