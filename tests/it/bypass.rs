@@ -248,7 +248,12 @@ fn is_right(right: &str, answer: &rusqlite::Result<()>, code: Option<Code>, more
 fn is_workers(sql: &str) -> bool {
     let into =
         |view: &str| sql.contains(&format!("INTO outbox{view}(")) || sql.contains(&format!("INTO outbox{view} "));
-    ["", "_fence", "_seal", "_claim", "_acquire", "_renew", "_release", "_tenure", "_verdict", "_cancel", "_adopt", "_discard"].iter().any(|view| into(view))
+    [
+        "", "_fence", "_seal", "_claim", "_acquire", "_renew", "_release", "_tenure", "_verdict", "_cancel", "_adopt",
+        "_discard",
+    ]
+    .iter()
+    .any(|view| into(view))
 }
 
 /// Tries everything and fails with a list of what went wrong.

@@ -26,6 +26,7 @@ mod recovery;
 mod secrets;
 mod sink;
 mod statechart;
+mod takeover;
 mod tidy;
 mod webhook;
 mod worker;
