@@ -56,6 +56,19 @@
 -- anything. Without it an old holder is still accepted until the new one writes.
 --     INSERT INTO outbox_seal(scope, token, holder, source) VALUES ('order/17', 5012, :uuid, 'etcd-a');
 --
+-- What becomes of older commands at a take-over is policy, of all scopes or of one: 'deliver' sends them first,
+-- 'discard' ends what can still be ended, 'review' parks what waits until somebody says what to do.
+--     UPDATE outbox_policy SET on_takeover = 'review';
+--     UPDATE outbox_scope SET on_takeover = 'discard' WHERE scope = 'order/17';
+-- The current holder says so with the id of outbox_backlog: adopt or discard a parked command, cancel one that
+-- waits. Saying a parked command again, under its key or id, adopts it too. After a rebase name the source.
+--     INSERT INTO outbox_adopt(scope, token, holder, id)   VALUES ('order/17', 42, :uuid, :id);
+--     INSERT INTO outbox_discard(scope, token, holder, id) VALUES ('order/17', 42, :uuid, :id);
+--     INSERT INTO outbox_cancel(scope, token, holder, id)  VALUES ('order/17', 42, :uuid, :id);
+--
+-- What became of the commands, in order: handle each row once, and keep the last n with what you did.
+--     SELECT * FROM outbox_event WHERE n > :last ORDER BY n LIMIT 100;
+--
 -- Repeating after an unclear COMMIT: give a key of your own. The same key with the same content inserts
 -- nothing and succeeds. An ignored insert returns no row and leaves last_insert_rowid() as it was, so
 -- read the command back by (scope, key).
@@ -74,9 +87,9 @@
 --   FP001 stale token                     somebody newer took the scope over: stop working for it
 --   FP002 token belongs to another holder two holders have one number: check the lease service
 --   FP003 illegal value                   see the columns below
---   FP005 id exists with other content    also: in another scope, with another key, or ended for good
+--   FP005 id exists with other content    also: in another scope, with another key, ended for good, or pruned
 --   FP006 command is immutable            insert another one instead
---   FP007 command is live                 a command can't be deleted
+--   FP007 command is live                 it can't be deleted, cancelled (too late), adopted or discarded now
 --   FP008 number may not fall             watermark, seq, attempt number, epoch
 --   FP009 token was never sealed          the lease never issued it, or require_seal wants a seal first
 --   FP010 key exists with other content   the key names a different command
@@ -84,9 +97,8 @@
 --   FP012 token jumps too far             more than max_jump above the watermark, or the range is used up
 --   FP013 lease is held, or not of this kind
 --   FP014 other source                    the scope's tokens come from another source
--- 001 to 005, 009, 010, 012, 013 and 014 undo the whole transaction of a worker. 006, 007, 008 and 011
--- undo their statement only, and so does every code that meets a write by hand to a table other than
--- outbox.
+-- In an INSERT into outbox or into a view every code undoes the whole transaction. In a write by hand to a
+-- table other than outbox, and in an UPDATE or DELETE, it undoes its statement only.
 
 -- ── Tables ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -262,7 +274,7 @@ CREATE INDEX outbox_used_until ON outbox_used(until_ms);
 CREATE TABLE outbox_event(
   n      INTEGER PRIMARY KEY AUTOINCREMENT,
   at_ms  INTEGER NOT NULL,
-  event  TEXT NOT NULL,               -- delivered, dead, in_doubt, parked, resumed (pending again after a person's word)
+  event  TEXT NOT NULL,               -- delivered, dead, in_doubt, parked, resumed (a person's or a holder's word made it pending)
   id     TEXT NOT NULL,
   scope  TEXT NOT NULL,
   lane   TEXT NOT NULL,
@@ -378,16 +390,13 @@ CREATE TRIGGER outbox_admit BEFORE INSERT ON outbox BEGIN
           IS CASE WHEN trim(NEW.headers, ' ' || char(9, 10, 13)) <> 'null' THEN CAST(NEW.headers AS BLOB) END));
   -- The fence comes before idempotency: a stale worker is refused even if its command exists already.
   INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.source, 0);
-  -- Pruned ids never come back, and of pruned keys the content can't be compared any more: a repeat.
+  -- Pruned and erased ids never come back.
   SELECT RAISE(ROLLBACK, 'FP005 id exists with other content') FROM outbox_used WHERE id = NEW.id;
-  SELECT RAISE(IGNORE) FROM outbox_used u WHERE u.scope = NEW.scope AND u.key = NEW.key
-    AND NOT EXISTS (SELECT 1 FROM outbox_state WHERE scope = NEW.scope AND key = NEW.key AND erased_ms IS NULL);
-  -- Under review a repeat by the current holder adopts the parked command. If its content differs, the
-  -- refusal below undoes this too.
-  UPDATE outbox_state SET state = 'pending', tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no, first_begun_ms = NULL, first_unknown_ms = NULL,
-      adopted_era = (SELECT era FROM outbox_scope WHERE scope = NEW.scope), adopted_token = (SELECT watermark FROM outbox_scope WHERE scope = NEW.scope),
-      due_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), set_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
-      updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+  -- A repeat adopts the command that a review parked. If its content differs, the refusal below undoes this too.
+  UPDATE outbox_state SET state = 'pending', tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no,
+      first_begun_ms = NULL, first_unknown_ms = NULL, (adopted_era, adopted_token) = (SELECT era, watermark FROM outbox_scope WHERE scope = NEW.scope),
+      due_ms = max(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), coalesce((SELECT not_before_ms FROM outbox o WHERE o.n = outbox_state.n), 0)),
+      set_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
     WHERE state = 'parked' AND reason IS NULL AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id),
       (SELECT n FROM outbox_state WHERE scope = NEW.scope AND key = NEW.key));
   -- Id first, then key. RAISE(IGNORE) skips the row and keeps what the fence wrote.
@@ -399,6 +408,9 @@ CREATE TRIGGER outbox_admit BEFORE INSERT ON outbox BEGIN
       THEN RAISE(IGNORE) ELSE RAISE(ROLLBACK, 'FP005 id exists with other content') END
     FROM outbox_state x JOIN outbox o ON o.n = x.n
     WHERE x.n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  -- Of a pruned or erased command the content can't be compared any more: its key is a repeat, whatever it says.
+  SELECT RAISE(IGNORE) FROM outbox_used u WHERE u.scope = NEW.scope AND u.key = NEW.key
+    AND NOT EXISTS (SELECT 1 FROM outbox_state WHERE scope = NEW.scope AND key = NEW.key AND erased_ms IS NULL);
   SELECT CASE WHEN x.lane = coalesce(NEW.lane, '') AND o.kind = NEW.kind AND o.destination = NEW.destination
         AND CAST(coalesce(o.payload, o.payload_bytes) AS BLOB) = CAST(coalesce(NEW.payload, NEW.payload_bytes) AS BLOB)
         AND CASE WHEN trim(o.headers, ' ' || char(9, 10, 13)) <> 'null' THEN CAST(o.headers AS BLOB) END
@@ -491,53 +503,53 @@ CREATE TRIGGER outbox_release_do INSTEAD OF INSERT ON outbox_release BEGIN
 END;
 
 -- Cancel ends a command that waits, or that was begun and may not send yet. Adopt sends a parked one after
--- all, with fresh tries; discard ends it. All are checked like an insert, and a refusal (FP007: it can't be
--- had any more, or waits for an answer; FP011: it ended; FP003: no such command here) undoes the transaction.
-CREATE VIEW outbox_verdict(scope, token, holder, id, verb) AS SELECT scope, token, minted_id, minted_id, state FROM outbox_state WHERE 0;
+-- all, with fresh tries, not before its not_before_ms; discard ends it. All are checked like an insert, raising
+-- included, and a refusal (FP003: no such command here; FP007: it is not parked, may have been sent already, or
+-- waits for an answer; FP011: it ended) undoes the transaction.
+CREATE VIEW outbox_verdict(scope, token, holder, id, source, verb) AS SELECT scope, watermark, holder, holder, source, source FROM outbox_scope WHERE 0;
 CREATE TRIGGER outbox_verdict_do INSTEAD OF INSERT ON outbox_verdict BEGIN
-  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE typeof(NEW.id) <> 'text'
-    OR NOT EXISTS (SELECT 1 FROM outbox_state x JOIN outbox o ON o.n = x.n WHERE x.scope = NEW.scope AND coalesce(o.id, x.minted_id) = NEW.id);
+  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.source, 0);
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE typeof(NEW.id) <> 'text' OR coalesce(NEW.verb, '') NOT IN ('cancel', 'adopt', 'discard')
+    OR NEW.scope IS NOT (SELECT scope FROM outbox_state WHERE n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id)));
   SELECT CASE
       WHEN x.state IN ('delivered', 'dead') THEN RAISE(ROLLBACK, 'FP011 command is final')
-      WHEN NEW.verb IN ('adopt', 'discard') AND x.state <> 'parked' THEN RAISE(ROLLBACK, 'FP007 command is live')
-      WHEN NEW.verb = 'cancel' AND (x.state = 'in_doubt' OR (x.state = 'sending' AND NOT EXISTS (SELECT 1 FROM outbox_attempt a
-        WHERE a.n = x.n AND a.attempt_no = x.attempt_no AND a.armed_ms IS NULL AND a.settled_ms IS NULL))) THEN RAISE(ROLLBACK, 'FP007 command is live')
+      WHEN NEW.verb <> 'cancel' AND x.state <> 'parked' THEN RAISE(ROLLBACK, 'FP007 command is live')
+      WHEN x.state = 'in_doubt' THEN RAISE(ROLLBACK, 'FP007 command is live')
+      WHEN x.state = 'sending' AND NOT EXISTS (SELECT 1 FROM outbox_attempt a
+        WHERE a.n = x.n AND a.attempt_no = x.attempt_no AND a.armed_ms IS NULL AND a.settled_ms IS NULL) THEN RAISE(ROLLBACK, 'FP007 command is live')
     END
     FROM outbox_state x WHERE x.n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
   UPDATE outbox_attempt SET settled_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), outcome = 'deferred', evidence = '{"phase":"recalled"}'
-    WHERE settled_ms IS NULL AND NEW.verb = 'cancel'
-      AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
-  UPDATE outbox_state SET updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
-      state = CASE NEW.verb WHEN 'adopt' THEN 'pending' ELSE 'dead' END,
-      reason = CASE NEW.verb WHEN 'cancel' THEN 'cancelled' WHEN 'discard' THEN coalesce(reason, 'superseded') END,
-      key = CASE WHEN NEW.verb = 'discard' AND reason IS NULL AND effect = 'none' THEN NULL ELSE key END
-    WHERE n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
-  UPDATE outbox_state SET tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no, first_begun_ms = NULL, first_unknown_ms = NULL,
-      adopted_era = (SELECT era FROM outbox_scope WHERE scope = NEW.scope), adopted_token = (SELECT watermark FROM outbox_scope WHERE scope = NEW.scope),
-      due_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), set_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+    WHERE settled_ms IS NULL AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  -- A key comes back where the effect certainly did not happen and nobody but a take-over ended the command.
+  UPDATE outbox_state SET state = 'dead', updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
+      reason = CASE NEW.verb WHEN 'cancel' THEN 'cancelled' ELSE coalesce(reason, 'superseded') END,
+      key = CASE WHEN NEW.verb = 'cancel' OR reason IS NOT NULL OR effect <> 'none' THEN key END
+    WHERE NEW.verb <> 'adopt' AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  UPDATE outbox_state SET state = 'pending', reason = NULL, tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no,
+      first_begun_ms = NULL, first_unknown_ms = NULL, (adopted_era, adopted_token) = (SELECT era, watermark FROM outbox_scope WHERE scope = NEW.scope),
+      due_ms = max(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), coalesce((SELECT not_before_ms FROM outbox o WHERE o.n = outbox_state.n), 0)),
+      set_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
     WHERE NEW.verb = 'adopt' AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
 END;
-CREATE VIEW outbox_cancel(scope, token, holder, id) AS SELECT scope, token, minted_id, minted_id FROM outbox_state WHERE 0;
+CREATE VIEW outbox_cancel(scope, token, holder, id, source) AS SELECT scope, watermark, holder, holder, source FROM outbox_scope WHERE 0;
 CREATE TRIGGER outbox_cancel_do INSTEAD OF INSERT ON outbox_cancel BEGIN
-  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, (SELECT source FROM outbox_scope WHERE scope = NEW.scope), 0);
-  INSERT INTO outbox_verdict(scope, token, holder, id, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, 'cancel');
+  INSERT INTO outbox_verdict(scope, token, holder, id, source, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, NEW.source, 'cancel');
 END;
-CREATE VIEW outbox_adopt(scope, token, holder, id) AS SELECT scope, token, minted_id, minted_id FROM outbox_state WHERE 0;
+CREATE VIEW outbox_adopt(scope, token, holder, id, source) AS SELECT scope, watermark, holder, holder, source FROM outbox_scope WHERE 0;
 CREATE TRIGGER outbox_adopt_do INSTEAD OF INSERT ON outbox_adopt BEGIN
-  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, (SELECT source FROM outbox_scope WHERE scope = NEW.scope), 0);
-  INSERT INTO outbox_verdict(scope, token, holder, id, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, 'adopt');
+  INSERT INTO outbox_verdict(scope, token, holder, id, source, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, NEW.source, 'adopt');
 END;
-CREATE VIEW outbox_discard(scope, token, holder, id) AS SELECT scope, token, minted_id, minted_id FROM outbox_state WHERE 0;
+CREATE VIEW outbox_discard(scope, token, holder, id, source) AS SELECT scope, watermark, holder, holder, source FROM outbox_scope WHERE 0;
 CREATE TRIGGER outbox_discard_do INSTEAD OF INSERT ON outbox_discard BEGIN
-  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, (SELECT source FROM outbox_scope WHERE scope = NEW.scope), 0);
-  INSERT INTO outbox_verdict(scope, token, holder, id, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, 'discard');
+  INSERT INTO outbox_verdict(scope, token, holder, id, source, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, NEW.source, 'discard');
 END;
 
 -- ── Take-over: any raise of a watermark, from inside whatever raised it ────────────────────────────
 
 -- Under 'discard' what waits ends, and what was begun and may not send yet is recalled; under 'review' what
 -- is pending is parked. An armed attempt runs to its outcome. Each raise looks at adopted commands again.
-CREATE TRIGGER outbox_takeover AFTER UPDATE ON outbox_scope WHEN NEW.watermark > OLD.watermark AND NEW.era = OLD.era
+CREATE TRIGGER outbox_takeover AFTER UPDATE OF watermark ON outbox_scope WHEN NEW.watermark > OLD.watermark AND NEW.era = OLD.era
     AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) <> 'deliver'
 BEGIN
   UPDATE outbox_attempt SET settled_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), outcome = 'deferred', evidence = '{"phase":"recalled"}'
@@ -600,8 +612,8 @@ END;
 
 -- ── Guards. REPLACE fires no delete trigger, so every unique key is checked before an insert; guards of
 --    state raise ABORT, so that one of them never takes the whole group commit of the dispatcher with it.
---    They have no column list, which would not see rowid, and compare values, so that a second save of
---    equal values passes. ───────────────────────────────────────────────────────────────────────────
+--    They have no column list, which would not see rowid (outbox_scope has none), and compare values, so
+--    that a second save of equal values passes. ───────────────────────────────────────────────────────────────────────────
 
 CREATE TRIGGER outbox_immutable BEFORE UPDATE ON outbox WHEN NOT (NEW.n IS OLD.n AND NEW.id IS OLD.id AND NEW.scope IS OLD.scope
     AND NEW.token IS OLD.token AND NEW.holder IS OLD.holder AND NEW.source IS OLD.source AND NEW.lane IS OLD.lane AND NEW.key IS OLD.key
@@ -611,12 +623,13 @@ CREATE TRIGGER outbox_immutable BEFORE UPDATE ON outbox WHEN NOT (NEW.n IS OLD.n
     -- Payload and headers of a finished command may be erased, once its content is remembered by its hash.
     AND ((NEW.headers IS OLD.headers AND NEW.payload IS OLD.payload AND NEW.payload_bytes IS OLD.payload_bytes)
       OR (NEW.headers IS NULL AND NEW.payload IS NULL AND NEW.payload_bytes IS NULL AND EXISTS (SELECT 1 FROM outbox_state x JOIN outbox_used u
-        ON u.id = coalesce(OLD.id, x.minted_id) WHERE x.n = OLD.n AND x.state IN ('delivered', 'dead') AND x.erased_ms IS NOT NULL))))
+        ON u.id = coalesce(OLD.id, x.minted_id) WHERE x.n = OLD.n AND x.erased_ms IS NOT NULL))))
 BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
--- A command goes by prune alone: final, at the front of its scope, its id remembered; attempts first, then the
--- command, then its state.
-CREATE TRIGGER outbox_keep BEFORE DELETE ON outbox WHEN NOT EXISTS (SELECT 1 FROM outbox_state x JOIN outbox_scope s ON s.scope = x.scope
-    JOIN outbox_used u ON u.id = coalesce(OLD.id, x.minted_id) WHERE x.n = OLD.n AND x.state IN ('delivered', 'dead') AND x.seq <= s.pruned_seq)
+-- A command goes by prune alone: final, at the front of its scope, remembered, its attempts gone; its state
+-- goes last.
+CREATE TRIGGER outbox_keep BEFORE DELETE ON outbox WHEN EXISTS (SELECT 1 FROM outbox_attempt WHERE n = OLD.n)
+    OR NOT EXISTS (SELECT 1 FROM outbox_state x JOIN outbox_scope s ON s.scope = x.scope JOIN outbox_used u ON u.id = coalesce(OLD.id, x.minted_id)
+      WHERE x.n = OLD.n AND x.state IN ('delivered', 'dead') AND x.seq <= s.pruned_seq)
 BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
 
 CREATE TRIGGER outbox_state_new BEFORE INSERT ON outbox_state WHEN EXISTS (SELECT 1 FROM outbox_state WHERE n = NEW.n)
@@ -628,7 +641,8 @@ BEGIN SELECT RAISE(ABORT, 'FP005 id exists with other content'); END;
 -- A NULL must not pass: under OR REPLACE it becomes the column's default, and under OR IGNORE nothing at all.
 CREATE TRIGGER outbox_state_same BEFORE UPDATE ON outbox_state WHEN (NEW.n IS OLD.n AND NEW.scope IS OLD.scope AND NEW.lane IS OLD.lane
     AND NEW.seq IS OLD.seq AND NEW.era IS OLD.era AND NEW.token IS OLD.token AND NEW.minted_id IS OLD.minted_id
-    AND NEW.inserted_ms IS OLD.inserted_ms AND (NEW.erased_ms IS OLD.erased_ms OR (OLD.erased_ms IS NULL AND NEW.state IN ('delivered', 'dead'))) AND (NEW.key IS NULL OR NEW.key IS OLD.key)
+    AND NEW.inserted_ms IS OLD.inserted_ms AND (NEW.erased_ms IS OLD.erased_ms
+      OR (OLD.erased_ms IS NULL AND EXISTS (SELECT 1 FROM outbox_used WHERE id = coalesce((SELECT id FROM outbox WHERE n = OLD.n), OLD.minted_id)))) AND (NEW.key IS NULL OR NEW.key IS OLD.key)
     AND NEW.state IN ('pending', 'sending', 'in_doubt', 'parked', 'delivered', 'dead') AND NEW.effect IN ('none', 'possible', 'done')) IS NOT TRUE
 BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
 CREATE TRIGGER outbox_state_final BEFORE UPDATE ON outbox_state WHEN OLD.state IN ('delivered', 'dead')
@@ -642,8 +656,7 @@ BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_state_key_kept BEFORE UPDATE ON outbox_state WHEN NEW.key IS NULL AND OLD.key IS NOT NULL
     AND NOT (NEW.state IS 'dead' AND NEW.reason IN ('superseded', 'expired', 'fenced') AND NEW.effect IS 'none')
 BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
-CREATE TRIGGER outbox_state_keep BEFORE DELETE ON outbox_state WHEN OLD.state NOT IN ('delivered', 'dead')
-    OR OLD.seq > (SELECT pruned_seq FROM outbox_scope WHERE scope = OLD.scope) OR EXISTS (SELECT 1 FROM outbox WHERE n = OLD.n)
+CREATE TRIGGER outbox_state_keep BEFORE DELETE ON outbox_state WHEN EXISTS (SELECT 1 FROM outbox WHERE n = OLD.n)
 BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
 
 CREATE TRIGGER outbox_scope_new BEFORE INSERT ON outbox_scope WHEN EXISTS (SELECT 1 FROM outbox_scope WHERE scope = NEW.scope)
@@ -658,14 +671,14 @@ CREATE TRIGGER outbox_scope_rise BEFORE UPDATE ON outbox_scope WHEN NEW.scope IS
     OR (NEW.next_seq > OLD.next_seq AND NOT EXISTS (SELECT 1 FROM outbox_state WHERE scope = OLD.scope AND seq = OLD.next_seq))
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 -- Only what is final may be pruned, from the front.
-CREATE TRIGGER outbox_scope_prune BEFORE UPDATE ON outbox_scope WHEN NEW.pruned_seq IS NOT OLD.pruned_seq AND (NEW.pruned_seq IS NULL
+CREATE TRIGGER outbox_scope_prune BEFORE UPDATE OF pruned_seq ON outbox_scope WHEN NEW.pruned_seq IS NOT OLD.pruned_seq AND (NEW.pruned_seq IS NULL
     OR NEW.pruned_seq < OLD.pruned_seq OR NEW.pruned_seq >= OLD.next_seq
     OR EXISTS (SELECT 1 FROM outbox_state WHERE scope = OLD.scope AND seq > OLD.pruned_seq AND seq <= NEW.pruned_seq AND state NOT IN ('delivered', 'dead')))
 BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
-CREATE TRIGGER outbox_scope_bound BEFORE UPDATE ON outbox_scope WHEN OLD.holder IS NOT NULL AND NEW.holder IS NOT OLD.holder
+CREATE TRIGGER outbox_scope_bound BEFORE UPDATE OF holder ON outbox_scope WHEN OLD.holder IS NOT NULL AND NEW.holder IS NOT OLD.holder
     AND NEW.watermark IS OLD.watermark AND NEW.era IS OLD.era
 BEGIN SELECT RAISE(ABORT, 'FP002 token belongs to another holder'); END;
-CREATE TRIGGER outbox_scope_source BEFORE UPDATE ON outbox_scope WHEN OLD.source IS NOT NULL AND NEW.source IS NOT OLD.source AND NEW.era IS OLD.era
+CREATE TRIGGER outbox_scope_source BEFORE UPDATE OF source ON outbox_scope WHEN OLD.source IS NOT NULL AND NEW.source IS NOT OLD.source AND NEW.era IS OLD.era
 BEGIN SELECT RAISE(ABORT, 'FP014 other source'); END;
 CREATE TRIGGER outbox_scope_keep BEFORE DELETE ON outbox_scope BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 
@@ -695,8 +708,14 @@ CREATE TRIGGER outbox_policy_legal BEFORE UPDATE ON outbox_policy WHEN NEW.one I
     OR NEW.require_seal IS NULL OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump IS NULL OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
     OR NEW.max_payload IS NULL OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention IS NULL OR NEW.key_retention < 0
 BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
-CREATE TRIGGER outbox_scope_legal BEFORE UPDATE ON outbox_scope WHEN NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
-    OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904 OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention < 0
+CREATE TRIGGER outbox_scope_legal BEFORE UPDATE OF on_takeover, require_seal, max_jump, max_payload, key_retention ON outbox_scope
+  WHEN NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
+    OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
+    OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention < 0
+BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
+CREATE TRIGGER outbox_scope_first BEFORE INSERT ON outbox_scope WHEN NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
+    OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
+    OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention < 0
 BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
 
 CREATE TRIGGER outbox_dispatcher_new BEFORE INSERT ON outbox_dispatcher BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
@@ -712,16 +731,25 @@ CREATE TRIGGER outbox_meta_rise BEFORE UPDATE ON outbox_meta WHEN NEW.one IS NOT
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_meta_keep BEFORE DELETE ON outbox_meta BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 
-CREATE TRIGGER outbox_pause_new BEFORE INSERT ON outbox_pause WHEN NEW.kind IS NULL OR NEW.destination IS NULL OR NEW.scope IS NULL
-    OR EXISTS (SELECT 1 FROM outbox_pause WHERE kind = NEW.kind AND destination = NEW.destination AND scope = NEW.scope)
+-- A pause is lifted by a DELETE alone.
+CREATE TRIGGER outbox_pause_new BEFORE INSERT ON outbox_pause
+  WHEN EXISTS (SELECT 1 FROM outbox_pause WHERE kind = NEW.kind AND destination = NEW.destination AND scope = NEW.scope)
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_pause_legal BEFORE INSERT ON outbox_pause WHEN NEW.kind IS NULL OR NEW.destination IS NULL OR NEW.scope IS NULL
+    OR NEW.at_ms IS NULL OR NEW.who IS NULL OR NEW.reason IS NULL
+BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
+CREATE TRIGGER outbox_pause_same BEFORE UPDATE ON outbox_pause WHEN NEW.kind IS NOT OLD.kind OR NEW.destination IS NOT OLD.destination OR NEW.scope IS NOT OLD.scope
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+-- Remembered is a final command, with the key that it kept.
 CREATE TRIGGER outbox_used_new BEFORE INSERT ON outbox_used WHEN EXISTS (SELECT 1 FROM outbox_used WHERE id = NEW.id)
     OR EXISTS (SELECT 1 FROM outbox_used WHERE scope = NEW.scope AND key = NEW.key)
+    OR NOT EXISTS (SELECT 1 FROM outbox_state x WHERE x.n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id))
+      AND x.scope = NEW.scope AND x.key IS NEW.key AND x.state IN ('delivered', 'dead'))
 BEGIN SELECT RAISE(ABORT, 'FP005 id exists with other content'); END;
-CREATE TRIGGER outbox_used_same BEFORE UPDATE ON outbox_used WHEN NOT (NEW.id IS OLD.id AND NEW.scope IS OLD.scope AND NEW.key IS OLD.key AND NEW.sha256 IS OLD.sha256
-    AND NEW.until_ms >= OLD.until_ms)
+CREATE TRIGGER outbox_used_same BEFORE UPDATE ON outbox_used WHEN (NEW.id IS OLD.id AND NEW.scope IS OLD.scope AND NEW.key IS OLD.key
+    AND NEW.sha256 IS OLD.sha256 AND NEW.until_ms >= OLD.until_ms) IS NOT TRUE
 BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
--- An id is remembered as long as its command is there, and for key_retention after that.
+-- An id is remembered as long as its command is there, and until its time is over.
 CREATE TRIGGER outbox_used_keep BEFORE DELETE ON outbox_used WHEN OLD.until_ms > CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
     OR EXISTS (SELECT 1 FROM outbox WHERE id = OLD.id) OR EXISTS (SELECT 1 FROM outbox_state WHERE minted_id = OLD.id)
 BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;

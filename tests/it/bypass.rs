@@ -157,6 +157,7 @@ impl<'a> Bench<'a> {
             self.suite.remember(&self.connection).unwrap();
         }
         let commands = self.count("SELECT count(*) FROM outbox");
+        let before = if attempt.first.is_empty() { self.dump.clone() } else { self.dump_of().unwrap() };
         let begin = match around {
             Around::Nothing => "",
             Around::Transaction => "BEGIN IMMEDIATE; INSERT INTO orders VALUES('before')",
@@ -187,6 +188,9 @@ impl<'a> Bench<'a> {
         }
         self.connection.execute_batch("DELETE FROM orders").unwrap();
         let dump = self.dump_of();
+        if answer.is_err() && dump.as_ref() != Ok(&before) {
+            wrong.push("refused, and something changed".to_owned());
+        }
         if !attempt.first.is_empty() || dump.as_ref() != Ok(&self.dump) {
             wrong.extend(self.breaches());
             self.renew().unwrap();
@@ -244,7 +248,12 @@ fn is_right(right: &str, answer: &rusqlite::Result<()>, code: Option<Code>, more
 fn is_workers(sql: &str) -> bool {
     let into =
         |view: &str| sql.contains(&format!("INTO outbox{view}(")) || sql.contains(&format!("INTO outbox{view} "));
-    ["", "_fence", "_seal", "_claim", "_acquire", "_renew", "_release", "_tenure"].iter().any(|view| into(view))
+    [
+        "", "_fence", "_seal", "_claim", "_acquire", "_renew", "_release", "_tenure", "_verdict", "_cancel", "_adopt",
+        "_discard",
+    ]
+    .iter()
+    .any(|view| into(view))
 }
 
 /// Tries everything and fails with a list of what went wrong.

@@ -14,7 +14,7 @@ const INSERT: &str = "INSERT INTO outbox(scope, token, holder, source, kind, des
     VALUES (?1, ?2, ?3, ?4, 'webhook', 'billing', '{}')";
 
 /// A database in memory with the contract and a business table.
-fn memory() -> Connection {
+pub fn memory() -> Connection {
     let db = Connection::open_in_memory().unwrap();
     db.execute_batch(CONTRACT).unwrap();
     db.execute_batch("CREATE TABLE orders(note TEXT)").unwrap();
@@ -22,39 +22,39 @@ fn memory() -> Connection {
 }
 
 /// What a statement answers: `ok`, a code, or `refused` for an error of SQLite itself.
-fn said(answer: rusqlite::Result<usize>) -> String {
+pub fn said(answer: rusqlite::Result<usize>) -> String {
     match answer {
         Ok(_) => "ok".to_owned(),
         Err(error) => Code::find(&error.to_string()).map_or("refused", Code::as_str).to_owned(),
     }
 }
 
-fn say(db: &Connection, sql: &str) -> String {
+pub fn say(db: &Connection, sql: &str) -> String {
     said(db.execute(sql, []))
 }
 
-fn insert(db: &Connection, scope: &str, token: i64, holder: Option<&str>, source: Option<&str>) -> String {
+pub fn insert(db: &Connection, scope: &str, token: i64, holder: Option<&str>, source: Option<&str>) -> String {
     said(db.execute(INSERT, params![scope, token, holder, source]))
 }
 
-fn number(db: &Connection, sql: &str) -> i64 {
+pub fn number(db: &Connection, sql: &str) -> i64 {
     db.query_row(sql, [], |row| row.get(0)).unwrap_or_else(|error| panic!("{error}: {sql}"))
 }
 
-fn text(db: &Connection, sql: &str) -> Option<String> {
+pub fn text(db: &Connection, sql: &str) -> Option<String> {
     db.query_row(sql, [], |row| row.get(0)).unwrap_or_else(|error| panic!("{error}: {sql}"))
 }
 
-fn now_ms(db: &Connection) -> i64 {
+pub fn now_ms(db: &Connection) -> i64 {
     number(db, "SELECT CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)")
 }
 
-fn token(number: i64) -> FencingToken {
+pub fn token(number: i64) -> FencingToken {
     FencingToken::new(number).unwrap()
 }
 
 /// Runs lines of `statement -- answer`, one after the other.
-fn run_lines(db: &Connection, lines: &str) {
+pub fn run_lines(db: &Connection, lines: &str) {
     for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (sql, right) = line.rsplit_once(" -- ").unwrap();
         assert_eq!(say(db, sql), right, "{sql}");
@@ -673,7 +673,7 @@ fn hot_queries_use_their_indexes() {
     }
 }
 
-fn plan_of(db: &Connection, query: &str) -> String {
+pub fn plan_of(db: &Connection, query: &str) -> String {
     let mut statement = db.prepare(&format!("EXPLAIN QUERY PLAN {query}")).unwrap();
     let lines: Vec<String> = statement.query_map([], |row| row.get(3)).unwrap().map(Result::unwrap).collect();
     lines.join("\n")

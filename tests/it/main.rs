@@ -40,6 +40,7 @@ mod retention;
 mod secrets;
 mod sink;
 mod statechart;
+mod takeover;
 mod tidy;
 mod verbs;
 mod webhook;

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = json.loads((ROOT / "tests/data/bypass.json").read_text(encoding="utf-8"))
 CONTRACT = (ROOT / "schema.sql").read_text(encoding="utf-8")
 CODE = re.compile(r"\bFP0\d\d\b")
-WORKERS = re.compile(r"INTO outbox(_fence|_seal|_claim|_acquire|_renew|_release|_tenure)?[ (]")
+WORKERS = re.compile(r"INTO outbox(_fence|_seal|_claim|_acquire|_renew|_release|_tenure|_verdict|_cancel|_adopt|_discard)?[ (]")
 
 
 def attempts():
@@ -68,6 +68,7 @@ class Bench:
         if first:
             self.remember()
         commands = self.count("outbox")
+        before = self.dump_of() if first else self.dump
         for statement in around:
             self.db.execute(statement)
         error = self.passed_over(sql)
@@ -83,7 +84,10 @@ class Bench:
         if around and code and self.count("orders") != (0 if WORKERS.search(sql) else 1):
             yield f"{self.count('orders')} business rows after {code}"
         self.db.execute("DELETE FROM orders")
-        if first or self.dump_of() != self.dump:
+        after = self.dump_of()
+        if error is not None and after != before:
+            yield "refused, and something changed"
+        if first or after != self.dump:
             yield from self.breaches()
             self.renew()
 
