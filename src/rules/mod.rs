@@ -12,6 +12,7 @@ mod names;
 mod retry;
 #[cfg(test)]
 mod tests;
+mod why;
 
 pub use admission::{
     Admitted, Code, LEASE, LeaseRequest, MAX_JUMP_DEFAULT, OnTakeover, Request, ScopeFacts, ScopePolicy, TTL_MS_MAX,
@@ -23,3 +24,4 @@ pub use command::{
 pub use dispatch::{Candidate, FOUND_OPEN_MAX, Verdict, is_suspect, look};
 pub use names::{FencingToken, InvalidName, InvalidToken, NAME_BYTES_MAX, TOKEN_MAX, check_id, check_lane, check_name};
 pub use retry::{Backoff, Jitter, Limits, OnDead, OnUnknown, backoff_bound_ms, backoff_ms};
+pub use why::{Because, Served, Standing, Then, Told, Tried, explain, then};

@@ -209,10 +209,12 @@ pub struct Counts {
     pub in_doubt: i64,
     /// Parked.
     pub parked: i64,
-    /// Delivered.
+    /// Delivered and still kept.
     pub delivered: i64,
-    /// Dead, by reason.
+    /// Dead and still kept, by reason.
     pub dead: Vec<(String, i64)>,
+    /// Finished and pruned.
+    pub pruned: i64,
 }
 
 /// A command and since when it is as it is.
@@ -416,7 +418,7 @@ pub fn show(connection: &Connection, id: &str) -> rusqlite::Result<Option<Detail
     find(&snapshot, id)?.map(|n| detail(&snapshot, n)).transpose()
 }
 
-fn detail(connection: &Connection, n: i64) -> rusqlite::Result<Detail> {
+pub(super) fn detail(connection: &Connection, n: i64) -> rusqlite::Result<Detail> {
     let command = command(connection, n)?;
     let sql = "SELECT o.not_before_ms, o.traceparent, o.headers, o.payload_bytes IS NOT NULL,
             coalesce(length(o.payload_bytes), length(CAST(o.payload AS BLOB)), 0), x.first_begun_ms, x.first_unknown_ms,
@@ -504,12 +506,32 @@ pub fn status(connection: &Connection, now_ms: i64) -> rusqlite::Result<Status> 
     })
 }
 
-/// No row is ever deleted and numbers have no gap, so the rest is what was delivered.
+/// What a look at the waiting needs of [`Status`].
+pub(super) struct Waiting {
+    pub(super) oldest_due: Option<Since>,
+    pub(super) loads: Vec<Load>,
+    pub(super) refusals: Vec<Refusal>,
+    pub(super) reign: Reign,
+}
+
+/// The part of [`status`] that counts nothing; in the caller's snapshot.
+pub(super) fn waiting(connection: &Connection, now_ms: i64) -> rusqlite::Result<Waiting> {
+    Ok(Waiting {
+        oldest_due: oldest_due(connection, now_ms)?,
+        loads: loads(connection, now_ms)?,
+        refusals: refusals(connection)?,
+        reign: reign(connection)?,
+    })
+}
+
+/// A scope's seqs have no gap, and those up to `pruned_seq` count as gone: what is neither live nor dead
+/// of the rest was delivered. It costs as much as there are scopes, not as there are commands.
 fn counts(connection: &Connection) -> rusqlite::Result<Counts> {
     let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
-    let all = number("SELECT coalesce(max(n) - min(n) + 1, 0) FROM outbox_state")?;
+    let kept = number("SELECT coalesce(sum(next_seq - 1 - pruned_seq), 0) FROM outbox_scope")?;
     let live = number(&format!("SELECT count(*) FROM outbox_state WHERE {LIVE}"))?;
-    let mut counts = Counts::default();
+    let mut counts =
+        Counts { pruned: number("SELECT coalesce(sum(pruned_seq), 0) FROM outbox_scope")?, ..Counts::default() };
     let mut statement =
         connection.prepare(&format!("SELECT state, count(*) FROM outbox_state WHERE {WAITS} GROUP BY state"))?;
     let mut rows = statement.query([])?;
@@ -526,7 +548,7 @@ fn counts(connection: &Connection) -> rusqlite::Result<Counts> {
         .query_map([], |row| Ok((text(row, 0)?, row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
     counts.pending = live - counts.sending - counts.in_doubt - counts.parked;
-    counts.delivered = all - live - counts.dead.iter().map(|(_, count)| count).sum::<i64>();
+    counts.delivered = (kept - live - counts.dead.iter().map(|(_, count)| count).sum::<i64>()).max(0);
     Ok(counts)
 }
 
@@ -632,7 +654,7 @@ fn refusals(connection: &Connection) -> rusqlite::Result<Vec<Refusal>> {
     connection.prepare(&sql)?.query_map([], row)?.collect()
 }
 
-fn reign(connection: &Connection) -> rusqlite::Result<Reign> {
+pub(super) fn reign(connection: &Connection) -> rusqlite::Result<Reign> {
     let sql = "SELECT epoch, started_ms, host, pid FROM outbox_dispatcher";
     let row = |row: &Row<'_>| {
         Ok(Reign { epoch: row.get(0)?, started_ms: row.get(1)?, host: maybe_text(row, 2)?, pid: row.get(3)? })
@@ -695,12 +717,12 @@ fn attempt(row: &Row<'_>, first: usize) -> rusqlite::Result<Attempt> {
     })
 }
 
-fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<String> {
+pub(super) fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<String> {
     Ok(maybe_text(row, column)?.unwrap_or_default())
 }
 
 /// SQLite doesn't check that text is UTF-8; what isn't is shown with replacement characters.
-fn maybe_text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<String>> {
+pub(super) fn maybe_text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<String>> {
     Ok(match row.get_ref(column)? {
         ValueRef::Null => None,
         ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
@@ -751,7 +773,8 @@ mod tests {
         Ok(())
     }
 
-    /// Numbers have no gap: what is neither live nor dead was delivered.
+    /// Seqs have no gap: what is neither live, dead nor pruned was delivered. Numbers of rows have gaps,
+    /// and pruning one scope leaves them in the middle.
     #[test]
     fn counts_add_up() -> rusqlite::Result<()> {
         let connection = Connection::open_in_memory()?;
@@ -770,8 +793,15 @@ mod tests {
              UPDATE outbox_state SET state = 'sending' WHERE n = 7;",
         )?;
         let dead = vec![("expired".to_owned(), 1), ("refused".to_owned(), 1)];
-        let right = Counts { pending: 1, sending: 1, in_doubt: 1, parked: 1, delivered: 3, dead };
+        let right = Counts { pending: 1, sending: 1, in_doubt: 1, parked: 1, delivered: 3, dead, pruned: 0 };
         assert_eq!(counts(&connection)?, right);
+        connection.execute_batch(
+            "INSERT INTO outbox_used SELECT o.id, o.scope, o.key, x'00', 9000000000000 FROM outbox o WHERE o.n IN (2, 3);
+             UPDATE outbox_scope SET pruned_seq = 1 WHERE scope IN ('s1', 's2');
+             DELETE FROM outbox WHERE n IN (2, 3); DELETE FROM outbox_state WHERE n IN (2, 3);",
+        )?;
+        let left = Counts { delivered: 2, dead: vec![("expired".to_owned(), 1)], pruned: 2, ..right };
+        assert_eq!(counts(&connection)?, left);
         Ok(())
     }
 

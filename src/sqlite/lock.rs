@@ -200,16 +200,21 @@ impl Files {
 
 fn check_file_system(path: &Path, file: &File) -> Result<(), LockError> {
     let io = |source: rustix::io::Errno| LockError::Io { path: path.to_owned(), source: source.into() };
-    let magic = rustix::fs::fstatfs(file).map_err(io)?.f_type;
-    let magic = u64::from_ne_bytes(magic.to_ne_bytes()) & 0xffff_ffff;
-    if FILE_SYSTEMS.iter().any(|(_, known)| *known == magic) {
-        return Ok(());
+    match file_system(rustix::fs::fstatfs(file).map_err(io)?.f_type) {
+        (_, true) => Ok(()),
+        (file_system, false) => Err(LockError::FileSystem { path: path.to_owned(), file_system }),
     }
-    let file_system = REFUSED
-        .iter()
-        .find(|(_, known)| *known == magic)
-        .map_or_else(|| format!("a file system with magic {magic:#x}"), |(name, _)| (*name).to_owned());
-    Err(LockError::FileSystem { path: path.to_owned(), file_system })
+}
+
+/// The file system with this magic number, and whether locks can be trusted there.
+pub(super) fn file_system(magic: rustix::fs::FsWord) -> (String, bool) {
+    let magic = u64::from_ne_bytes(magic.to_ne_bytes()) & 0xffff_ffff;
+    let find = |list: &[(&'static str, u64)]| list.iter().find(|(_, known)| *known == magic).map(|(name, _)| *name);
+    match (find(&FILE_SYSTEMS), find(&REFUSED)) {
+        (Some(name), _) => (name.to_owned(), true),
+        (None, Some(name)) => (name.to_owned(), false),
+        (None, None) => (format!("a file system with magic {magic:#x}"), false),
+    }
 }
 
 /// The name of this machine, for people to read.

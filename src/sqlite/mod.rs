@@ -2,12 +2,15 @@
 //!
 //! The worker side (`schema`, `worker`, `content`, `fenced`, `refused`, `events`) needs nothing but
 //! rusqlite and a hash. The dispatcher's side (`facts`, `store`, `writer`, `lock`, `wake`) and the
-//! operator's (`inspect`, `operator`, `pause`, `resolve`, `retention`, `scopes`, `copies`) come with the
-//! feature `dispatcher`.
+//! operator's (the rest) come with the feature `dispatcher`.
 
+#[cfg(feature = "dispatcher")]
+pub mod audit;
 mod content;
 #[cfg(feature = "dispatcher")]
 pub mod copies;
+#[cfg(feature = "dispatcher")]
+pub mod doctor;
 mod events;
 #[cfg(feature = "dispatcher")]
 mod facts;
@@ -20,6 +23,8 @@ mod lock;
 pub mod operator;
 #[cfg(feature = "dispatcher")]
 pub mod pause;
+#[cfg(feature = "dispatcher")]
+mod proc;
 mod refused;
 #[cfg(feature = "dispatcher")]
 pub mod resolve;
@@ -32,6 +37,8 @@ pub mod scopes;
 mod store;
 #[cfg(feature = "dispatcher")]
 mod wake;
+#[cfg(feature = "dispatcher")]
+pub mod why;
 mod worker;
 #[cfg(feature = "dispatcher")]
 mod writer;

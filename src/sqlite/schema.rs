@@ -107,13 +107,19 @@ pub enum Drift {
     Unknown,
 }
 
+impl std::fmt::Display for Drifted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let how = match self.how {
+            Drift::Missing => "missing",
+            Drift::Changed => "changed",
+            Drift::Unknown => "not ours",
+        };
+        write!(f, "{} ({how})", self.name)
+    }
+}
+
 fn list(objects: &[Drifted]) -> String {
-    let how = |how| match how {
-        Drift::Missing => "missing",
-        Drift::Changed => "changed",
-        Drift::Unknown => "not ours",
-    };
-    let each: Vec<String> = objects.iter().map(|object| format!("{} ({})", object.name, how(object.how))).collect();
+    let each: Vec<String> = objects.iter().map(ToString::to_string).collect();
     each.join(", ")
 }
 

@@ -26,7 +26,7 @@ use crate::store::{
 };
 
 /// SQLite from 3.7.0 to 3.51.2 can corrupt a WAL that two connections write and reset at once.
-const WAL_RESET_FIXED: i32 = 3_051_003;
+pub(super) const WAL_RESET_FIXED: i32 = 3_051_003;
 
 /// Due times that were computed so far in the future tell that the clock was set back.
 const CLOCK_SLACK_MS: i64 = 5_000;
@@ -443,8 +443,9 @@ const SET_BACK: &str = "UPDATE outbox_state SET set_ms = ?1,
         due_ms = max(?1, coalesce((SELECT not_before_ms FROM outbox o WHERE o.n = outbox_state.n), 0))
     WHERE state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'pending' AND set_ms > ?1 + ?2";
 
-fn begin(connection: &Connection, ask: &Begin) -> Result<Begun, VerbError> {
-    let candidate = connection.prepare_cached(CANDIDATE)?.query_row([ask.n, ask.now_ms], |row| {
+/// What decides whether this command may begin.
+pub(super) fn candidate(connection: &Connection, n: i64, now_ms: i64) -> rusqlite::Result<Candidate> {
+    connection.prepare_cached(CANDIDATE)?.query_row([n, now_ms], |row| {
         Ok(Candidate {
             state: waiting_state(&row.get::<_, String>(0)?),
             effect: EffectState::parse(&row.get::<_, String>(1)?).unwrap_or(EffectState::Possible),
@@ -455,7 +456,11 @@ fn begin(connection: &Connection, ask: &Begin) -> Result<Begun, VerbError> {
             expires_at_ms: row.get(10)?,
             paused: row.get(11)?,
         })
-    })?;
+    })
+}
+
+fn begin(connection: &Connection, ask: &Begin) -> Result<Begun, VerbError> {
+    let candidate = candidate(connection, ask.n, ask.now_ms)?;
     let verdict = look(&candidate, ask.now_ms, ask.steady);
     if verdict != Verdict::Begin {
         return Ok(Begun::NotNow(verdict));

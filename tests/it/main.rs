@@ -7,6 +7,7 @@
 
 mod support;
 
+mod audit;
 mod bypass;
 mod cases;
 mod cli;
@@ -17,6 +18,7 @@ mod contract;
 mod controls;
 mod demo;
 mod dispatch;
+mod doctor;
 mod email;
 mod events;
 mod examples;
@@ -35,4 +37,5 @@ mod statechart;
 mod tidy;
 mod verbs;
 mod webhook;
+mod why;
 mod worker;

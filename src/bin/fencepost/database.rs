@@ -69,6 +69,20 @@ pub(crate) fn read(globals: &Globals) -> anyhow::Result<Connection> {
     }
 }
 
+/// Opens the database for reading whatever state its guards are in: for commands that tell of it. Fails
+/// where there is no outbox at all.
+pub(crate) fn look(globals: &Globals) -> anyhow::Result<(Connection, PathBuf)> {
+    let path = path(globals)?;
+    let connection = open(&path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    match verify(&connection) {
+        Err(SchemaError::Missing) => Err(no_outbox(&path)),
+        Err(error @ (SchemaError::Foreign { .. } | SchemaError::Database(_))) => {
+            Err(error).with_context(|| path.display().to_string())
+        }
+        Ok(()) | Err(_) => Ok((connection, path)),
+    }
+}
+
 /// Opens the database for writing, with WAL and full durability.
 pub(crate) fn write(globals: &Globals) -> anyhow::Result<Connection> {
     let path = path(globals)?;

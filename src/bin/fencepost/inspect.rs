@@ -19,6 +19,7 @@ use crate::Globals;
 use crate::database;
 use crate::exit::{Exit, Failure};
 use crate::output::{Screen, Tone, clean, clean_lines, decimal, moment, parse_duration, relative, span};
+use crate::refusals::{meaning, sustained};
 
 /// Options of `fencepost status`.
 #[derive(Debug, clap::Args)]
@@ -215,6 +216,9 @@ fn counts(screen: Screen, status: &Status) -> String {
     if dead > 0 {
         text.push_str(&format!(" ({})", reasons.join(", ")));
     }
+    if counts.pruned > 0 {
+        text.push_str(&format!(", {} pruned", counts.pruned));
+    }
     text
 }
 
@@ -231,11 +235,12 @@ fn blocked(screen: Screen, status: &Status, now_ms: i64, parts: &mut Vec<String>
             place(head),
             relative(head.updated_ms, now_ms),
             behind.to_string(),
+            halted_by(head).to_owned(),
         ];
         (Tone::of_state(&head.state), cells)
     };
     let rows: Vec<_> = status.blocked.iter().map(row).collect();
-    parts.push(screen.table(&["!STATE", "!ID", "TO", "SCOPE", "!SINCE", ">BEHIND"], &rows));
+    parts.push(screen.table(&["!STATE", "!ID", "TO", "SCOPE", "!SINCE", ">BEHIND", "BECAUSE"], &rows));
     let more = status.blocked_lanes - i64::try_from(rows.len()).unwrap_or(i64::MAX);
     if more > 0 {
         parts.push(screen.note(&format!("… and {more} more: fencepost list --state in_doubt --state parked")));
@@ -247,6 +252,17 @@ fn blocked(screen: Screen, status: &Status, now_ms: i64, parts: &mut Vec<String>
     if status.counts.in_doubt > 0 {
         let next = "find out what happened (fencepost show ID), then fencepost resolve ID ANSWER --reason TEXT";
         parts.push(screen.note(next));
+    }
+}
+
+/// Why the head of a lane waits for somebody.
+fn halted_by(head: &Listed) -> &'static str {
+    match (head.state.as_str(), head.reason.as_deref()) {
+        ("in_doubt", _) => "nobody knows whether it happened",
+        ("parked", None) => "a newer holder decides about it",
+        ("parked", Some("refused")) => "refused, and on_dead = block",
+        ("parked", Some("exhausted")) => "no tries left, and on_dead = block",
+        (_, _) => "",
     }
 }
 
@@ -279,7 +295,15 @@ fn unknown_note(kind: &str) -> &'static str {
     }
 }
 
-fn is_configured(config: &Config, kind: &str, destination: &str) -> bool {
+/// The section of the configuration that a destination lacks.
+pub(crate) fn section(kind: &str, destination: &str) -> String {
+    match destination.starts_with("https://") || destination.starts_with("http://") {
+        true => "[webhook_urls]".to_owned(),
+        false => format!("[{}.{}]", clean(kind), clean(destination)),
+    }
+}
+
+pub(crate) fn is_configured(config: &Config, kind: &str, destination: &str) -> bool {
     let is_url = || destination.starts_with("https://") || destination.starts_with("http://");
     match kind {
         "webhook" => config.webhooks.contains_key(destination) || (config.webhook_urls.is_some() && is_url()),
@@ -326,15 +350,8 @@ fn refusals(screen: Screen, refusals: &[Refusal], now_ms: i64, parts: &mut Vec<S
     };
     let rows: Vec<_> = refusals.iter().map(row).collect();
     parts.push(screen.table(&["COUNT", "SCOPE", ">TOKEN", ">WATERMARK", "LAST", "USUALLY"], &rows));
-}
-
-/// What a refusal usually means, by how the two numbers stand to each other.
-fn meaning(refusal: &Refusal) -> &'static str {
-    match refusal.token.cmp(&refusal.watermark) {
-        std::cmp::Ordering::Less => "an old holder went on working after its lease ran out",
-        std::cmp::Ordering::Equal => "two holders or sources have one token: check the lease service",
-        std::cmp::Ordering::Greater => "the token was never sealed, or jumped too far: a typo or a clock",
-    }
+    let loud = sustained(refusals, now_ms);
+    parts.extend(loud.iter().map(|(says, cure)| format!("{}: {says}\n{cure}", screen.paint(Tone::Bad, "warning"))));
 }
 
 fn status_json(status: &Status, config: Option<&Config>, now_ms: i64) -> Value {
@@ -356,6 +373,7 @@ fn status_json(status: &Status, config: Option<&Config>, now_ms: i64) -> Value {
             "parked": counts.parked,
             "delivered": counts.delivered,
             "dead": counts.dead.iter().map(|(_, count)| count).sum::<i64>(),
+            "pruned": counts.pruned,
         },
         "dead_by_reason": reasons,
         "oldest_due": status.oldest_due.as_ref().map(since),
@@ -366,6 +384,7 @@ fn status_json(status: &Status, config: Option<&Config>, now_ms: i64) -> Value {
         "waiting": status.loads.iter().map(|load| load_json(load, config)).collect::<Vec<_>>(),
         "failing": status.failing.iter().map(failing_json).collect::<Vec<_>>(),
         "refusals": status.refusals.iter().map(refusal_json).collect::<Vec<_>>(),
+        "sustained_refusals": sustained(&status.refusals, now_ms).into_iter().map(|(says, _)| says).collect::<Vec<_>>(),
         "dispatcher": {
             "epoch": status.reign.epoch,
             "started_ms": status.reign.started_ms,
@@ -515,7 +534,7 @@ pub(crate) fn command_json(command: &Listed) -> Value {
     })
 }
 
-fn to(command: &Listed) -> String {
+pub(crate) fn to(command: &Listed) -> String {
     format!("{} {}", clean(&command.kind), clean(&shown(&command.destination)))
 }
 
@@ -528,7 +547,7 @@ pub(crate) fn shown(destination: &str) -> String {
 }
 
 /// Scope and lane, as in `order/17` or `order/17 [mails]`.
-fn place(command: &Listed) -> String {
+pub(crate) fn place(command: &Listed) -> String {
     let scope = clean(&command.scope);
     if command.lane.is_empty() { scope } else { format!("{scope} [{}]", clean(&command.lane)) }
 }
@@ -771,7 +790,7 @@ fn evidence(attempt: &Attempt) -> Vec<(String, String)> {
 }
 
 /// The last attempt in one line of a table.
-fn brief(attempt: &Attempt) -> String {
+pub(crate) fn brief(attempt: &Attempt) -> String {
     let outcome = clean(attempt.outcome.as_deref().unwrap_or("open"));
     let seen: Vec<String> = evidence(attempt)
         .into_iter()
@@ -820,7 +839,7 @@ fn base64(bytes: &[u8]) -> String {
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-fn attempt_json(attempt: &Attempt) -> Value {
+pub(crate) fn attempt_json(attempt: &Attempt) -> Value {
     let evidence = attempt.evidence.as_deref();
     let parsed: Option<Value> = evidence.and_then(|json| serde_json::from_str(json).ok());
     json!({

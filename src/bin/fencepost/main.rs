@@ -3,9 +3,11 @@
 //! Each group of commands has a file of its own and returns an error instead of ending the process;
 //! `exit` alone chooses exit codes. No SQL belongs here: the library has it.
 
+mod audit;
 mod config;
 mod database;
 mod demo;
+mod doctor;
 mod enqueue;
 mod events;
 mod exec;
@@ -17,12 +19,14 @@ mod operate;
 mod output;
 mod pause;
 mod prune;
+mod refusals;
 mod resolve;
 mod retention;
 mod run;
 mod scope;
 #[expect(clippy::print_stdout, reason = "it prints where it listens")]
 mod sink;
+mod why;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -129,6 +133,12 @@ enum Command {
     Scope(scope::Args),
     /// Remove what is finished and old; ids and keys stay known for a while
     Prune(prune::Args),
+    /// Say why a command waits or how it ended, now or at a past moment, and what may be done
+    Why(why::Args),
+    /// Check every invariant that can be read off the database; ends with 1 if one doesn't hold
+    Audit(audit::Args),
+    /// Look at everything around the database: locks, WAL, disk, clock, schema; ends with 1 on a breach
+    Doctor(doctor::Args),
     /// Check or show the configuration
     Config(config::Args),
     /// Becomes the program of `lease exec`
@@ -167,6 +177,9 @@ fn dispatch(command: Command, globals: &Globals) -> anyhow::Result<u8> {
         Command::Resume(args) => done(pause::resume(&args, globals)),
         Command::Scope(args) => done(scope::scope(&args, globals)),
         Command::Prune(args) => done(prune::prune(&args, globals)),
+        Command::Why(args) => done(why::why(&args, globals)),
+        Command::Audit(args) => audit::audit(&args, globals),
+        Command::Doctor(args) => doctor::doctor(&args, globals),
         Command::Config(args) => done(config::config(&args, globals)),
         Command::Stage(args) => Ok(exec::become_program(&args)),
     }
