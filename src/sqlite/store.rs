@@ -361,7 +361,6 @@ const DUE: &str = candidate!(
     AND (?6 OR o.expires_at_ms IS NULL OR o.expires_at_ms > ?1)
     AND NOT EXISTS (SELECT 1 FROM outbox_pause p WHERE p.kind = '' AND p.destination = '' AND p.scope = l.scope
         AND (p.until_ms IS NULL OR p.until_ms > ?1))
-    AND (?5 OR o.expires_at_ms IS NULL OR o.expires_at_ms > ?1)
     ORDER BY l.due_ms LIMIT ?4"
 );
 const SUSPECTS: &str = "SELECT 1 FROM outbox_state WHERE found_row >= 2 AND state = 'pending' LIMIT 1";
