@@ -96,9 +96,11 @@ impl Partial {
 
     /// Gives it its name, which nothing may have, and makes that durable.
     fn publish(self, to: &Path) -> Result<(), BackupError> {
-        let io = |source: std::io::Error| match source.kind() {
-            std::io::ErrorKind::AlreadyExists => BackupError::Exists(to.to_owned()),
-            _ => BackupError::Io { path: to.to_owned(), source },
+        let io = |source: std::io::Error| {
+            if source.kind() == std::io::ErrorKind::AlreadyExists {
+                return BackupError::Exists(to.to_owned());
+            }
+            BackupError::Io { path: to.to_owned(), source }
         };
         File::open(&self.0).and_then(|file| file.sync_all()).map_err(io)?;
         std::fs::hard_link(&self.0, to).map_err(io)?;

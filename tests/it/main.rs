@@ -37,6 +37,7 @@ mod mutants;
 mod python;
 mod recovery;
 mod retention;
+mod schema;
 mod secrets;
 mod sink;
 mod statechart;

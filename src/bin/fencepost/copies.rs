@@ -61,7 +61,7 @@ pub(crate) fn adopt_clone(args: &AdoptArgs, globals: &Globals) -> anyhow::Result
     let who = args.who.clone().filter(|who| !who.trim().is_empty()).unwrap_or_else(user_at_host);
     let adopted = adopt(&path, &who, &args.reason, wall_ms()).map_err(|error| match error {
         AdoptError::Open(error) => RunError::from(error).into(),
-        error => anyhow::Error::from(Failure::new(Exit::InputOutput, error.to_string())),
+        error @ (AdoptError::Damaged(_) | _) => anyhow::Error::from(Failure::new(Exit::InputOutput, error.to_string())),
     })?;
     let screen = globals.screen();
     if screen.is_json() {

@@ -1,0 +1,571 @@
+PRAGMA foreign_keys=OFF;
+BEGIN TRANSACTION;
+CREATE TABLE outbox(
+  n             INTEGER PRIMARY KEY,  -- leave it out. It decides nothing: order is seq
+  id            TEXT UNIQUE DEFAULT (lower(hex(randomblob(16)))), -- optional: 1 to 64 of [A-Za-z0-9_-], unique for ever
+  scope         TEXT NOT NULL,        -- 1 to 255 bytes, no control characters (so for every name below)
+  token         INTEGER NOT NULL,     -- 1 to 2^62
+  holder        TEXT,                 -- optional; without one, the uniqueness of tokens is the lease service's duty
+  source        TEXT,                 -- optional: the name of a foreign lease service
+  lane          TEXT,                 -- optional, '' unless given; may be empty
+  key           TEXT,                 -- optional: your own idempotency key, unique in its scope
+  kind          TEXT NOT NULL,        -- 'webhook', 'email', or one that the application registered
+  destination   TEXT NOT NULL,        -- a name of the configuration, or a URL where it allows them
+  not_before_ms INTEGER,              -- optional: milliseconds since 1970, 10^11 to 10^13
+  expires_at_ms INTEGER,              -- optional: the same; past it a waiting command ends as expired
+  traceparent   TEXT,                 -- optional: W3C trace context
+  reissue_of    TEXT,                 -- optional: the id of the finished command that this one was made from
+  headers       TEXT,                 -- optional: a JSON object of texts; JSON null means none
+  payload       TEXT,                 -- exactly one of payload and payload_bytes,
+  payload_bytes BLOB                  --   at most max_payload bytes (1 MiB)
+) STRICT;
+INSERT INTO outbox VALUES(1,'delivered','s',5,NULL,NULL,NULL,'k','webhook','billing',NULL,NULL,NULL,NULL,'{"a":"b"}','{}',NULL);
+INSERT INTO outbox VALUES(2,'dead','s',5,NULL,NULL,NULL,NULL,'webhook','billing',NULL,NULL,NULL,NULL,NULL,NULL,X'00ff');
+INSERT INTO outbox VALUES(3,'doubt','s',5,NULL,NULL,'mail',NULL,'email','main',NULL,NULL,NULL,NULL,NULL,'{}',NULL);
+INSERT INTO outbox VALUES(4,'sending','s',5,NULL,NULL,'c',NULL,'webhook','billing',NULL,NULL,NULL,NULL,NULL,'{}',NULL);
+INSERT INTO outbox VALUES(5,'parked','s',5,NULL,NULL,'d',NULL,'webhook','billing',NULL,NULL,NULL,NULL,NULL,'{}',NULL);
+INSERT INTO outbox VALUES(6,NULL,'s',5,NULL,NULL,NULL,NULL,'webhook','billing',NULL,NULL,NULL,NULL,NULL,'{}',NULL);
+CREATE TABLE outbox_policy(
+  one           INTEGER PRIMARY KEY,
+  on_takeover   TEXT NOT NULL,        -- older commands when a watermark rises: 'deliver', 'discard', 'review'
+  require_seal  INTEGER NOT NULL,     -- 1: a greater token must be sealed before it may write
+  max_jump      INTEGER NOT NULL,     -- how far a later token of a foreign source may jump
+  max_payload   INTEGER NOT NULL,     -- bytes, of payload and of headers
+  key_retention INTEGER NOT NULL      -- milliseconds for which ids and keys outlive their commands
+) STRICT;
+INSERT INTO outbox_policy VALUES(1,'deliver',0,1099511627776,1048576,2592000000);
+CREATE TABLE outbox_scope(
+  scope         TEXT NOT NULL PRIMARY KEY,
+  source        TEXT,
+  watermark     INTEGER NOT NULL,
+  holder        TEXT,
+  era           INTEGER NOT NULL DEFAULT 0,  -- raised by a rebase
+  next_seq      INTEGER NOT NULL DEFAULT 1,
+  pruned_seq    INTEGER NOT NULL DEFAULT 0,  -- commands up to here may be gone
+  granted_ms    INTEGER,              -- when the lease was granted or last renewed
+  until_ms      INTEGER,              -- when it runs out; NULL: no lease, or released
+  on_takeover   TEXT,
+  require_seal  INTEGER,
+  max_jump      INTEGER,
+  max_payload   INTEGER,
+  key_retention INTEGER
+) STRICT, WITHOUT ROWID;
+INSERT INTO outbox_scope VALUES('leased','lease',1,'h',0,1,0,1796151560270,1796151590270,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_scope VALUES('s',NULL,5,NULL,0,7,0,NULL,NULL,NULL,NULL,NULL,NULL,NULL);
+CREATE TABLE outbox_state(
+  n                INTEGER PRIMARY KEY,
+  scope            TEXT NOT NULL,
+  lane             TEXT NOT NULL,
+  seq              INTEGER NOT NULL,
+  era              INTEGER NOT NULL,
+  token            INTEGER NOT NULL,
+  minted_id        TEXT,              -- the id, where the writer gave an explicit NULL
+  key              TEXT,              -- NULL once given back
+  state            TEXT NOT NULL,     -- pending, sending, in_doubt, parked; delivered, dead
+  reason           TEXT,              -- of dead: fenced, refused, exhausted, invalid, superseded, cancelled, expired, abandoned
+  why              TEXT,              -- of dead without an attempt: what the first look found
+  effect           TEXT NOT NULL DEFAULT 'none',   -- none, possible, done; never goes back
+  attempt_no       INTEGER NOT NULL DEFAULT 0,     -- never reused
+  tries            INTEGER NOT NULL DEFAULT 0,     -- what max_attempts limits
+  fresh_no         INTEGER NOT NULL DEFAULT 0,     -- attempt_no at which tries and windows began anew
+  found_open       INTEGER NOT NULL DEFAULT 0,     -- starts that found an attempt open
+  found_row        INTEGER NOT NULL DEFAULT 0,     -- … in a row
+  found_epoch      INTEGER NOT NULL DEFAULT 0,     -- … the last of them
+  due_ms           INTEGER NOT NULL,               -- when it may be begun next, as far as its lane lets it
+  set_ms           INTEGER NOT NULL,               -- the clock when due_ms was computed
+  inserted_ms      INTEGER NOT NULL,
+  updated_ms       INTEGER NOT NULL,
+  first_begun_ms   INTEGER,                        -- max_age counts from here
+  first_unknown_ms INTEGER,                        -- resend_window counts from here
+  adopted_era      INTEGER,                        -- era and watermark of the scope when it was adopted
+  adopted_token    INTEGER,
+  erased_ms        INTEGER                         -- when payload and headers were erased
+) STRICT;
+INSERT INTO outbox_state VALUES(1,'s','',1,0,5,NULL,'k','delivered',NULL,NULL,'done',1,1,0,0,0,0,1796151560136,1796151560136,1796151560136,1796151560136,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(2,'s','',2,0,5,NULL,NULL,'dead','refused',NULL,'none',1,1,0,0,0,0,1796151560186,1796151560186,1796151560186,1796151560186,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(3,'s','mail',3,0,5,NULL,NULL,'in_doubt',NULL,NULL,'possible',1,1,0,0,0,0,1796151560187,1796151560187,1796151560187,1796151560187,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(4,'s','c',4,0,5,NULL,NULL,'sending',NULL,NULL,'none',1,1,0,0,0,0,1796151560197,1796151560197,1796151560197,1796151560197,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(5,'s','d',5,0,5,NULL,NULL,'parked',NULL,NULL,'none',0,0,0,0,0,0,1796151560250,1796151560250,1796151560250,1796151560250,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(6,'s','',6,0,5,'6000c73c2f7e4d6add65837c5726f292',NULL,'pending',NULL,NULL,'none',0,0,0,0,0,0,1796151560252,1796151560252,1796151560252,1796151560252,NULL,NULL,NULL,NULL,NULL);
+CREATE TABLE outbox_lane(
+  scope       TEXT NOT NULL,
+  lane        TEXT NOT NULL,
+  head_n      INTEGER,                -- the lowest live seq
+  kind        TEXT,                   -- of the head
+  destination TEXT,
+  due_ms      INTEGER,                -- when the head is to be looked at; NULL: it waits for somebody
+  set_ms      INTEGER,
+  begun_era   INTEGER NOT NULL DEFAULT 0,
+  begun_token INTEGER NOT NULL DEFAULT 0,  -- the greatest (era, token, seq) that was begun
+  begun_seq   INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (scope, lane)
+) STRICT, WITHOUT ROWID;
+INSERT INTO outbox_lane VALUES('s','',6,'webhook','billing',1796151560252,1796151560252,0,0,0);
+INSERT INTO outbox_lane VALUES('s','c',4,'webhook','billing',NULL,1796151560197,0,0,0);
+INSERT INTO outbox_lane VALUES('s','d',5,'webhook','billing',NULL,1796151560250,0,0,0);
+INSERT INTO outbox_lane VALUES('s','mail',3,'email','main',NULL,1796151560187,0,0,0);
+CREATE TABLE outbox_attempt(
+  n          INTEGER NOT NULL,
+  attempt_no INTEGER NOT NULL,
+  epoch      INTEGER NOT NULL,        -- of the dispatcher that made it
+  on_unknown TEXT NOT NULL,           -- the policy it was begun under: hold, resend
+  begun_ms   INTEGER NOT NULL,
+  armed_ms   INTEGER,                 -- from here on the effect is possible
+  settled_ms INTEGER,                 -- NULL: open
+  outcome    TEXT,                    -- delivered, deferred, refused, unknown
+  evidence   TEXT,                    -- what was seen, as JSON
+  PRIMARY KEY (n, attempt_no)
+) STRICT, WITHOUT ROWID;
+INSERT INTO outbox_attempt VALUES(4,1,1,'resend',1800000000000,1800000000000,NULL,NULL,NULL);
+CREATE TABLE outbox_dispatcher(
+  one        INTEGER PRIMARY KEY,
+  epoch      INTEGER NOT NULL,
+  started_ms INTEGER,
+  host       TEXT,
+  pid        INTEGER,
+  attempts   INTEGER NOT NULL DEFAULT 0, -- begun ever; fewer than were seen once: an old copy
+  attempts_pruned INTEGER NOT NULL DEFAULT 0, -- those of commands that are gone
+  file       TEXT,                    -- the file that is dispatched from: host, file system, device, inode, birth
+  copied_ms  INTEGER                  -- when it was made as a copy, which sends nothing until somebody says what it is
+) STRICT;
+INSERT INTO outbox_dispatcher VALUES(1,1,NULL,NULL,NULL,0,0,NULL,NULL);
+CREATE TABLE outbox_refusal(
+  scope     TEXT NOT NULL PRIMARY KEY,
+  token     INTEGER NOT NULL,         -- refused last
+  watermark INTEGER NOT NULL,         -- at that time
+  count     INTEGER NOT NULL,
+  last_ms   INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE outbox_pause(
+  kind        TEXT NOT NULL,
+  destination TEXT NOT NULL,
+  scope       TEXT NOT NULL,
+  until_ms    INTEGER,                -- NULL: until it is resumed
+  at_ms       INTEGER NOT NULL,
+  who         TEXT NOT NULL,
+  reason      TEXT NOT NULL,
+  PRIMARY KEY (kind, destination, scope)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE outbox_used(
+  id       TEXT NOT NULL PRIMARY KEY,
+  scope    TEXT NOT NULL,
+  key      TEXT,                      -- NULL: none, or given back
+  sha256   BLOB NOT NULL,             -- of the content
+  until_ms INTEGER NOT NULL           -- forgotten after this
+) STRICT, WITHOUT ROWID;
+CREATE TABLE outbox_event(
+  n      INTEGER PRIMARY KEY AUTOINCREMENT,
+  at_ms  INTEGER NOT NULL,
+  event  TEXT NOT NULL,               -- delivered, dead, in_doubt, parked, resumed (pending again after a person's word)
+  id     TEXT NOT NULL,
+  scope  TEXT NOT NULL,
+  lane   TEXT NOT NULL,
+  seq    INTEGER NOT NULL,
+  key    TEXT,
+  reason TEXT,
+  effect TEXT NOT NULL
+) STRICT;
+INSERT INTO outbox_event VALUES(1,1796151560136,'delivered','delivered','s','',1,'k',NULL,'done');
+INSERT INTO outbox_event VALUES(2,1796151560186,'dead','dead','s','',2,NULL,'refused','none');
+INSERT INTO outbox_event VALUES(3,1796151560187,'in_doubt','doubt','s','mail',3,NULL,NULL,'possible');
+INSERT INTO outbox_event VALUES(4,1796151560250,'parked','parked','s','d',5,NULL,NULL,'none');
+CREATE TABLE outbox_audit(
+  n      INTEGER PRIMARY KEY,
+  at_ms  INTEGER NOT NULL,
+  who    TEXT NOT NULL,
+  verb   TEXT NOT NULL,
+  id     TEXT,
+  scope  TEXT,
+  reason TEXT NOT NULL,
+  before TEXT,
+  after  TEXT
+) STRICT;
+CREATE TABLE outbox_meta(
+  one        INTEGER PRIMARY KEY,
+  major      INTEGER NOT NULL,
+  minor      INTEGER NOT NULL,
+  uuid       TEXT NOT NULL,           -- of this database
+  created_ms INTEGER NOT NULL
+) STRICT;
+INSERT INTO outbox_meta VALUES(1,1,0,'a7cc5f8ac3fdaeb827ae12cf66da1662',1796151559991);
+DELETE FROM sqlite_sequence;
+INSERT INTO sqlite_sequence VALUES('outbox_event',4);
+CREATE UNIQUE INDEX outbox_state_seq    ON outbox_state(scope, seq);
+CREATE UNIQUE INDEX outbox_state_key    ON outbox_state(scope, key) WHERE key IS NOT NULL;
+CREATE UNIQUE INDEX outbox_state_minted ON outbox_state(minted_id) WHERE minted_id IS NOT NULL;
+CREATE INDEX outbox_state_live    ON outbox_state(scope, lane, seq) WHERE state IN ('pending', 'sending', 'in_doubt', 'parked');
+CREATE INDEX outbox_state_dead    ON outbox_state(reason, updated_ms) WHERE state = 'dead';
+CREATE INDEX outbox_state_waits   ON outbox_state(state, updated_ms) WHERE state IN ('in_doubt', 'parked', 'sending');
+CREATE INDEX outbox_state_suspect ON outbox_state(n) WHERE found_row >= 2 AND state = 'pending';
+CREATE INDEX outbox_lane_due ON outbox_lane(kind, destination, due_ms) WHERE due_ms IS NOT NULL;
+CREATE INDEX outbox_attempt_open ON outbox_attempt(n) WHERE settled_ms IS NULL;
+CREATE UNIQUE INDEX outbox_used_key ON outbox_used(scope, key) WHERE key IS NOT NULL;
+CREATE INDEX outbox_used_until ON outbox_used(until_ms);
+CREATE VIEW outbox_lease(scope, token, token_text, holder, source, granted_ms, until_ms) AS
+  SELECT scope, watermark, CAST(watermark AS TEXT), holder, source, granted_ms, until_ms FROM outbox_scope;
+CREATE VIEW outbox_status(n, id, scope, lane, seq, seq_text, token, token_text, holder, source, key, kind, destination, state, reason,
+    effect, attempt_no, tries, inserted_ms, due_ms, expires_at_ms, updated_ms) AS
+  SELECT x.n, coalesce(o.id, x.minted_id), x.scope, x.lane, x.seq, CAST(x.seq AS TEXT), x.token, CAST(x.token AS TEXT), o.holder, o.source, x.key,
+    o.kind, o.destination, x.state, x.reason,
+    CASE WHEN x.state = 'sending' AND x.effect = 'none' AND EXISTS (SELECT 1 FROM outbox_attempt a
+           WHERE a.n = x.n AND a.attempt_no = x.attempt_no AND a.armed_ms IS NOT NULL) THEN 'possible' ELSE x.effect END,
+    x.attempt_no, x.tries, x.inserted_ms, CASE x.state WHEN 'pending' THEN x.due_ms END, o.expires_at_ms, x.updated_ms
+  FROM outbox_state x JOIN outbox o ON o.n = x.n;
+CREATE VIEW outbox_backlog AS
+  SELECT u.* FROM outbox_scope s JOIN outbox_state x INDEXED BY outbox_state_live ON x.scope = s.scope JOIN outbox_status u ON u.n = x.n AND u.scope = x.scope
+  WHERE x.state IN ('pending', 'sending', 'in_doubt', 'parked') AND (x.era < s.era OR x.token < s.watermark)
+  ORDER BY x.scope, x.seq;
+CREATE VIEW outbox_claim(scope, token, holder, source, seals) AS SELECT scope, watermark, holder, source, 0 FROM outbox_scope WHERE 0;
+CREATE TRIGGER outbox_claim_do INSTEAD OF INSERT ON outbox_claim BEGIN
+  -- A view has no affinity. A whole REAL counts as its integer: some drivers bind every number so.
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE typeof(NEW.scope) <> 'text' OR typeof(NEW.holder) NOT IN ('text', 'null')
+    OR typeof(NEW.source) NOT IN ('text', 'null')
+    OR NOT (typeof(NEW.token) = 'integer' OR (typeof(NEW.token) = 'real' AND abs(NEW.token) < 9007199254740992.0 AND NEW.token = CAST(NEW.token AS INTEGER)))
+    OR NEW.token < 1 OR NEW.token > 4611686018427387904
+    OR length(CAST(NEW.scope AS BLOB)) NOT BETWEEN 1 AND 255
+    OR length(CAST(NEW.holder AS BLOB)) NOT BETWEEN 1 AND 255
+    OR length(CAST(NEW.source AS BLOB)) NOT BETWEEN 1 AND 255
+    -- Text functions stop at NUL, so NUL is looked for first. The pattern is *[U+0001-U+001F U+007F-U+009F]*.
+    OR instr(CAST(NEW.scope || coalesce(NEW.holder, '') || coalesce(NEW.source, '') AS BLOB), x'00')
+    OR NEW.scope || coalesce(NEW.holder, '') || coalesce(NEW.source, '') GLOB CAST(x'2a5b012d1f7f2dc29f5d2a' AS TEXT);
+  SELECT CASE
+      WHEN NEW.seals IS 1 AND s.source = 'lease' THEN RAISE(ROLLBACK, 'FP013 lease is held, or not of this kind')
+      WHEN NEW.source = 'lease' AND s.source IS NOT 'lease' THEN RAISE(ROLLBACK, 'FP013 lease is held, or not of this kind')
+      WHEN NEW.source <> s.source THEN RAISE(ROLLBACK, 'FP014 other source')
+      WHEN NEW.source IS NULL AND s.era > 0 THEN RAISE(ROLLBACK, 'FP014 other source')
+      WHEN NEW.token < s.watermark THEN RAISE(ROLLBACK, 'FP001 stale token')
+      WHEN NEW.token = s.watermark AND NEW.holder <> s.holder THEN RAISE(ROLLBACK, 'FP002 token belongs to another holder')
+      WHEN NEW.token > coalesce(s.watermark, 0) AND NEW.seals IS NOT 1 AND (s.source = 'lease' OR coalesce(s.require_seal, p.require_seal))
+        THEN RAISE(ROLLBACK, 'FP009 token was never sealed')
+      WHEN s.watermark > 0 AND NEW.token - s.watermark > coalesce(s.max_jump, p.max_jump) THEN RAISE(ROLLBACK, 'FP012 token jumps too far')
+    END
+    FROM outbox_policy p LEFT JOIN outbox_scope s ON s.scope = NEW.scope;
+  INSERT INTO outbox_scope(scope, source, watermark, holder)
+    SELECT NEW.scope, NEW.source, CAST(NEW.token AS INTEGER), NEW.holder WHERE NOT EXISTS (SELECT 1 FROM outbox_scope WHERE scope = NEW.scope);
+  -- Raise, bind, fix the source: only where something changes. A raise stores the given holder, none included.
+  UPDATE outbox_scope SET holder = CASE WHEN NEW.token > watermark THEN NEW.holder ELSE coalesce(holder, NEW.holder) END,
+      source = coalesce(source, NEW.source), watermark = CAST(NEW.token AS INTEGER)
+    WHERE scope = NEW.scope AND (NEW.token > watermark OR (holder IS NULL AND NEW.holder IS NOT NULL) OR (source IS NULL AND NEW.source IS NOT NULL));
+END
+;
+CREATE TRIGGER outbox_admit BEFORE INSERT ON outbox BEGIN
+  -- NEW.n is -1 where none was given (or where -1 was: the AFTER trigger sees that).
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE NEW.scope IS NULL OR NEW.token IS NULL OR NEW.kind IS NULL OR NEW.destination IS NULL
+    OR (NEW.payload IS NULL) = (NEW.payload_bytes IS NULL)
+    OR NEW.not_before_ms NOT BETWEEN 100000000000 AND 10000000000000
+    OR NEW.expires_at_ms NOT BETWEEN 100000000000 AND 10000000000000
+    OR NEW.id = '' OR length(CAST(NEW.id AS BLOB)) > 64 OR instr(CAST(NEW.id AS BLOB), x'00') OR NEW.id GLOB '*[^A-Za-z0-9_-]*'
+    OR length(CAST(NEW.kind AS BLOB)) NOT BETWEEN 1 AND 255 OR length(CAST(NEW.destination AS BLOB)) NOT BETWEEN 1 AND 255
+    OR NEW.reissue_of = '' OR length(CAST(NEW.reissue_of AS BLOB)) > 64 OR instr(CAST(NEW.reissue_of AS BLOB), x'00') OR NEW.reissue_of GLOB '*[^A-Za-z0-9_-]*'
+    OR length(CAST(NEW.lane AS BLOB)) > 255 OR length(CAST(NEW.key AS BLOB)) NOT BETWEEN 1 AND 255 OR length(CAST(NEW.traceparent AS BLOB)) > 255
+    OR instr(CAST(NEW.kind || NEW.destination || coalesce(NEW.lane, '') || coalesce(NEW.key, '') AS BLOB), x'00')
+    OR NEW.kind || NEW.destination || coalesce(NEW.lane, '') || coalesce(NEW.key, '') GLOB CAST(x'2a5b012d1f7f2dc29f5d2a' AS TEXT)
+    OR max(length(CAST(coalesce(NEW.payload, NEW.payload_bytes) AS BLOB)), length(CAST(coalesce(NEW.headers, '') AS BLOB))) >
+       coalesce((SELECT max_payload FROM outbox_scope WHERE scope = NEW.scope), (SELECT max_payload FROM outbox_policy))
+    OR (NEW.n IS NOT NULL AND NEW.n <> -1 AND NOT EXISTS (SELECT 1 FROM outbox o JOIN outbox_state x ON x.n = o.n
+         WHERE o.n = NEW.n AND coalesce(o.id, x.minted_id) = NEW.id AND o.scope = NEW.scope AND x.lane = coalesce(NEW.lane, '') AND o.kind = NEW.kind
+         AND o.destination = NEW.destination AND CAST(coalesce(o.payload, o.payload_bytes) AS BLOB) = CAST(coalesce(NEW.payload, NEW.payload_bytes) AS BLOB)
+         AND CASE WHEN trim(o.headers, ' ' || char(9, 10, 13)) <> 'null' THEN CAST(o.headers AS BLOB) END
+          IS CASE WHEN trim(NEW.headers, ' ' || char(9, 10, 13)) <> 'null' THEN CAST(NEW.headers AS BLOB) END));
+  -- The fence comes before idempotency: a stale worker is refused even if its command exists already.
+  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.source, 0);
+  -- Pruned ids never come back, and of pruned keys the content can't be compared any more: a repeat.
+  SELECT RAISE(ROLLBACK, 'FP005 id exists with other content') FROM outbox_used WHERE id = NEW.id;
+  SELECT RAISE(IGNORE) FROM outbox_used u WHERE u.scope = NEW.scope AND u.key = NEW.key
+    AND NOT EXISTS (SELECT 1 FROM outbox_state WHERE scope = NEW.scope AND key = NEW.key AND erased_ms IS NULL);
+  -- Under review a repeat by the current holder adopts the parked command. If its content differs, the
+  -- refusal below undoes this too.
+  UPDATE outbox_state SET state = 'pending', tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no, first_begun_ms = NULL, first_unknown_ms = NULL,
+      adopted_era = (SELECT era FROM outbox_scope WHERE scope = NEW.scope), adopted_token = (SELECT watermark FROM outbox_scope WHERE scope = NEW.scope),
+      due_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), set_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
+      updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+    WHERE state = 'parked' AND reason IS NULL AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id),
+      (SELECT n FROM outbox_state WHERE scope = NEW.scope AND key = NEW.key));
+  -- Id first, then key. RAISE(IGNORE) skips the row and keeps what the fence wrote.
+  SELECT CASE WHEN x.scope = NEW.scope AND NOT (x.state = 'dead' AND x.reason IN ('superseded', 'expired', 'fenced') AND x.effect = 'none')
+        AND (NEW.key IS NULL OR x.key IS NEW.key) AND x.lane = coalesce(NEW.lane, '') AND o.kind = NEW.kind AND o.destination = NEW.destination
+        AND CAST(coalesce(o.payload, o.payload_bytes) AS BLOB) = CAST(coalesce(NEW.payload, NEW.payload_bytes) AS BLOB)
+        AND CASE WHEN trim(o.headers, ' ' || char(9, 10, 13)) <> 'null' THEN CAST(o.headers AS BLOB) END
+         IS CASE WHEN trim(NEW.headers, ' ' || char(9, 10, 13)) <> 'null' THEN CAST(NEW.headers AS BLOB) END
+      THEN RAISE(IGNORE) ELSE RAISE(ROLLBACK, 'FP005 id exists with other content') END
+    FROM outbox_state x JOIN outbox o ON o.n = x.n
+    WHERE x.n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  SELECT CASE WHEN x.lane = coalesce(NEW.lane, '') AND o.kind = NEW.kind AND o.destination = NEW.destination
+        AND CAST(coalesce(o.payload, o.payload_bytes) AS BLOB) = CAST(coalesce(NEW.payload, NEW.payload_bytes) AS BLOB)
+        AND CASE WHEN trim(o.headers, ' ' || char(9, 10, 13)) <> 'null' THEN CAST(o.headers AS BLOB) END
+         IS CASE WHEN trim(NEW.headers, ' ' || char(9, 10, 13)) <> 'null' THEN CAST(NEW.headers AS BLOB) END
+      THEN RAISE(IGNORE) ELSE RAISE(ROLLBACK, 'FP010 key exists with other content') END
+    FROM outbox_state x JOIN outbox o ON o.n = x.n WHERE x.scope = NEW.scope AND x.key = NEW.key;
+END
+;
+CREATE TRIGGER outbox_number AFTER INSERT ON outbox BEGIN
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE NEW.n < 1;
+  INSERT INTO outbox_state(n, scope, lane, seq, era, token, minted_id, key, state, due_ms, set_ms, inserted_ms, updated_ms)
+    SELECT NEW.n, NEW.scope, coalesce(NEW.lane, ''), s.next_seq, s.era, NEW.token, CASE WHEN NEW.id IS NULL THEN lower(hex(randomblob(16))) END, NEW.key,
+        'pending', coalesce(NEW.not_before_ms, t.now_ms), t.now_ms, t.now_ms, t.now_ms
+      FROM outbox_scope s, (SELECT CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) AS now_ms) t WHERE s.scope = NEW.scope;
+  UPDATE outbox_scope SET next_seq = next_seq + 1 WHERE scope = NEW.scope;
+END;
+CREATE VIEW outbox_fence(scope, token, holder, source) AS SELECT scope, watermark, holder, source FROM outbox_scope WHERE 0;
+CREATE TRIGGER outbox_fence_do INSTEAD OF INSERT ON outbox_fence BEGIN
+  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.source, 0);
+END;
+CREATE VIEW outbox_seal(scope, token, holder, source) AS SELECT scope, watermark, holder, source FROM outbox_scope WHERE 0;
+CREATE TRIGGER outbox_seal_do INSTEAD OF INSERT ON outbox_seal BEGIN
+  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.source, 1);
+END;
+CREATE VIEW outbox_acquire(scope, holder, ttl_ms) AS SELECT scope, holder, until_ms - granted_ms FROM outbox_scope WHERE 0;
+CREATE TRIGGER outbox_acquire_do INSTEAD OF INSERT ON outbox_acquire BEGIN
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE typeof(NEW.scope) <> 'text' OR typeof(NEW.holder) <> 'text'
+    OR length(CAST(NEW.scope AS BLOB)) NOT BETWEEN 1 AND 255 OR length(CAST(NEW.holder AS BLOB)) NOT BETWEEN 1 AND 255
+    OR instr(CAST(NEW.scope || NEW.holder AS BLOB), x'00') OR NEW.scope || NEW.holder GLOB CAST(x'2a5b012d1f7f2dc29f5d2a' AS TEXT)
+    OR NOT (typeof(NEW.ttl_ms) = 'integer' OR (typeof(NEW.ttl_ms) = 'real' AND NEW.ttl_ms = CAST(NEW.ttl_ms AS INTEGER)))
+    OR NEW.ttl_ms NOT BETWEEN 1 AND 2678400000;
+  SELECT CASE
+      WHEN s.source <> 'lease' THEN RAISE(ROLLBACK, 'FP013 lease is held, or not of this kind')
+      -- Free from until_ms on, and when the grant lies in the future: the clock was set back.
+      WHEN t.now_ms < s.until_ms AND t.now_ms >= s.granted_ms - 5000 THEN RAISE(ROLLBACK, 'FP013 lease is held, or not of this kind')
+      WHEN s.holder = NEW.holder THEN RAISE(ROLLBACK, 'FP003 illegal value')
+      WHEN s.watermark >= 4611686018427387904 THEN RAISE(ROLLBACK, 'FP012 token jumps too far')
+    END
+    FROM outbox_scope s, (SELECT CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) AS now_ms) t WHERE s.scope = NEW.scope;
+  INSERT INTO outbox_scope(scope, source, watermark) SELECT NEW.scope, 'lease', 0 WHERE NOT EXISTS (SELECT 1 FROM outbox_scope WHERE scope = NEW.scope);
+  UPDATE outbox_scope SET source = 'lease', watermark = watermark + 1, holder = NEW.holder,
+      granted_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
+      until_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) + CAST(NEW.ttl_ms AS INTEGER)
+    WHERE scope = NEW.scope;
+END
+;
+CREATE VIEW outbox_tenure(scope, token, holder) AS SELECT scope, watermark, holder FROM outbox_scope WHERE 0;
+CREATE TRIGGER outbox_tenure_do INSTEAD OF INSERT ON outbox_tenure BEGIN
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE typeof(NEW.scope) <> 'text' OR typeof(NEW.holder) <> 'text' OR NEW.holder = ''
+    OR NOT (typeof(NEW.token) = 'integer' OR (typeof(NEW.token) = 'real' AND abs(NEW.token) < 9007199254740992.0 AND NEW.token = CAST(NEW.token AS INTEGER)))
+    OR NEW.token < 1 OR NEW.token > 4611686018427387904;
+  SELECT CASE
+      WHEN s.source IS NOT 'lease' THEN RAISE(ROLLBACK, 'FP013 lease is held, or not of this kind')
+      WHEN NEW.token > s.watermark THEN RAISE(ROLLBACK, 'FP009 token was never sealed')
+      WHEN NEW.token < s.watermark THEN RAISE(ROLLBACK, 'FP001 stale token')
+      WHEN NEW.holder <> s.holder THEN RAISE(ROLLBACK, 'FP002 token belongs to another holder')
+    END FROM outbox_policy p LEFT JOIN outbox_scope s ON s.scope = NEW.scope;
+END;
+CREATE VIEW outbox_renew(scope, token, holder, ttl_ms) AS SELECT scope, watermark, holder, until_ms - granted_ms FROM outbox_scope WHERE 0;
+CREATE TRIGGER outbox_renew_do INSTEAD OF INSERT ON outbox_renew BEGIN
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE
+    NOT (typeof(NEW.ttl_ms) = 'integer' OR (typeof(NEW.ttl_ms) = 'real' AND NEW.ttl_ms = CAST(NEW.ttl_ms AS INTEGER)))
+    OR NEW.ttl_ms NOT BETWEEN 1 AND 2678400000;
+  INSERT INTO outbox_tenure(scope, token, holder) VALUES (NEW.scope, NEW.token, NEW.holder);
+  UPDATE outbox_scope SET granted_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
+      until_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) + CAST(NEW.ttl_ms AS INTEGER)
+    WHERE scope = NEW.scope;
+END;
+CREATE VIEW outbox_release(scope, token, holder) AS SELECT scope, watermark, holder FROM outbox_scope WHERE 0;
+CREATE TRIGGER outbox_release_do INSTEAD OF INSERT ON outbox_release BEGIN
+  INSERT INTO outbox_tenure(scope, token, holder) VALUES (NEW.scope, NEW.token, NEW.holder);
+  UPDATE outbox_scope SET until_ms = NULL WHERE scope = NEW.scope;
+END;
+CREATE VIEW outbox_verdict(scope, token, holder, id, verb) AS SELECT scope, token, minted_id, minted_id, state FROM outbox_state WHERE 0;
+CREATE TRIGGER outbox_verdict_do INSTEAD OF INSERT ON outbox_verdict BEGIN
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE typeof(NEW.id) <> 'text'
+    OR NOT EXISTS (SELECT 1 FROM outbox_state x JOIN outbox o ON o.n = x.n WHERE x.scope = NEW.scope AND coalesce(o.id, x.minted_id) = NEW.id);
+  SELECT CASE
+      WHEN x.state IN ('delivered', 'dead') THEN RAISE(ROLLBACK, 'FP011 command is final')
+      WHEN NEW.verb IN ('adopt', 'discard') AND x.state <> 'parked' THEN RAISE(ROLLBACK, 'FP007 command is live')
+      WHEN NEW.verb = 'cancel' AND (x.state = 'in_doubt' OR (x.state = 'sending' AND NOT EXISTS (SELECT 1 FROM outbox_attempt a
+        WHERE a.n = x.n AND a.attempt_no = x.attempt_no AND a.armed_ms IS NULL AND a.settled_ms IS NULL))) THEN RAISE(ROLLBACK, 'FP007 command is live')
+    END
+    FROM outbox_state x WHERE x.n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  UPDATE outbox_attempt SET settled_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), outcome = 'deferred', evidence = '{"phase":"recalled"}'
+    WHERE settled_ms IS NULL AND NEW.verb = 'cancel'
+      AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  UPDATE outbox_state SET updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
+      state = CASE NEW.verb WHEN 'adopt' THEN 'pending' ELSE 'dead' END,
+      reason = CASE NEW.verb WHEN 'cancel' THEN 'cancelled' WHEN 'discard' THEN coalesce(reason, 'superseded') END,
+      key = CASE WHEN NEW.verb = 'discard' AND reason IS NULL AND effect = 'none' THEN NULL ELSE key END
+    WHERE n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  UPDATE outbox_state SET tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no, first_begun_ms = NULL, first_unknown_ms = NULL,
+      adopted_era = (SELECT era FROM outbox_scope WHERE scope = NEW.scope), adopted_token = (SELECT watermark FROM outbox_scope WHERE scope = NEW.scope),
+      due_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), set_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+    WHERE NEW.verb = 'adopt' AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+END;
+CREATE VIEW outbox_cancel(scope, token, holder, id) AS SELECT scope, token, minted_id, minted_id FROM outbox_state WHERE 0;
+CREATE TRIGGER outbox_cancel_do INSTEAD OF INSERT ON outbox_cancel BEGIN
+  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, (SELECT source FROM outbox_scope WHERE scope = NEW.scope), 0);
+  INSERT INTO outbox_verdict(scope, token, holder, id, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, 'cancel');
+END;
+CREATE VIEW outbox_adopt(scope, token, holder, id) AS SELECT scope, token, minted_id, minted_id FROM outbox_state WHERE 0;
+CREATE TRIGGER outbox_adopt_do INSTEAD OF INSERT ON outbox_adopt BEGIN
+  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, (SELECT source FROM outbox_scope WHERE scope = NEW.scope), 0);
+  INSERT INTO outbox_verdict(scope, token, holder, id, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, 'adopt');
+END;
+CREATE VIEW outbox_discard(scope, token, holder, id) AS SELECT scope, token, minted_id, minted_id FROM outbox_state WHERE 0;
+CREATE TRIGGER outbox_discard_do INSTEAD OF INSERT ON outbox_discard BEGIN
+  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, (SELECT source FROM outbox_scope WHERE scope = NEW.scope), 0);
+  INSERT INTO outbox_verdict(scope, token, holder, id, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, 'discard');
+END;
+CREATE TRIGGER outbox_takeover AFTER UPDATE ON outbox_scope WHEN NEW.watermark > OLD.watermark AND NEW.era = OLD.era
+    AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) <> 'deliver'
+BEGIN
+  UPDATE outbox_attempt SET settled_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), outcome = 'deferred', evidence = '{"phase":"recalled"}'
+    WHERE settled_ms IS NULL AND armed_ms IS NULL AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'discard'
+      AND n IN (SELECT n FROM outbox_state WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'sending' AND (era < NEW.era OR token < NEW.watermark));
+  UPDATE outbox_state SET state = 'dead', reason = 'superseded', key = CASE WHEN effect = 'none' THEN NULL ELSE key END,
+      updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+    WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND (era < NEW.era OR token < NEW.watermark)
+      AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'discard'
+      AND (state IN ('pending', 'parked') OR (state = 'sending' AND NOT EXISTS (SELECT 1 FROM outbox_attempt a WHERE a.n = outbox_state.n AND a.settled_ms IS NULL)));
+  UPDATE outbox_state SET state = 'parked', reason = NULL, updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+    WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'pending' AND (era < NEW.era OR token < NEW.watermark)
+      AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'review';
+END;
+CREATE TRIGGER outbox_state_event AFTER UPDATE ON outbox_state
+  WHEN NEW.state <> OLD.state AND (NEW.state IN ('delivered', 'dead', 'in_doubt', 'parked') OR (NEW.state = 'pending' AND OLD.state IN ('in_doubt', 'parked')))
+BEGIN
+  INSERT INTO outbox_event(at_ms, event, id, scope, lane, seq, key, reason, effect)
+    SELECT NEW.updated_ms, CASE NEW.state WHEN 'pending' THEN 'resumed' ELSE NEW.state END, coalesce(o.id, NEW.minted_id), NEW.scope, NEW.lane, NEW.seq, o.key, NEW.reason, NEW.effect
+      FROM outbox o WHERE o.n = NEW.n;
+END;
+CREATE TRIGGER outbox_lane_enter AFTER INSERT ON outbox_state
+  WHEN (SELECT head_n FROM outbox_lane WHERE scope = NEW.scope AND lane = NEW.lane) IS NULL
+BEGIN
+  INSERT INTO outbox_lane(scope, lane) SELECT NEW.scope, NEW.lane
+    WHERE NOT EXISTS (SELECT 1 FROM outbox_lane WHERE scope = NEW.scope AND lane = NEW.lane);
+  UPDATE outbox_lane SET head_n = NEW.n, kind = o.kind, destination = o.destination,
+      due_ms = min(NEW.due_ms, coalesce(o.expires_at_ms, NEW.due_ms)), set_ms = NEW.set_ms
+    FROM outbox o WHERE o.n = NEW.n AND outbox_lane.scope = NEW.scope AND outbox_lane.lane = NEW.lane;
+END;
+CREATE TRIGGER outbox_lane_wait AFTER UPDATE ON outbox_state
+  WHEN NEW.state IN ('pending', 'sending', 'in_doubt', 'parked') AND (NEW.state <> OLD.state OR NEW.due_ms <> OLD.due_ms OR NEW.set_ms <> OLD.set_ms)
+BEGIN
+  UPDATE outbox_lane SET set_ms = NEW.set_ms, due_ms = CASE NEW.state
+        WHEN 'pending' THEN min(NEW.due_ms, coalesce((SELECT expires_at_ms FROM outbox WHERE n = NEW.n), NEW.due_ms))
+        WHEN 'parked' THEN (SELECT expires_at_ms FROM outbox WHERE n = NEW.n) END
+    WHERE scope = NEW.scope AND lane = NEW.lane AND head_n = NEW.n;
+END;
+CREATE TRIGGER outbox_lane_leave AFTER UPDATE ON outbox_state WHEN NEW.state IN ('delivered', 'dead') AND NEW.state <> OLD.state BEGIN
+  UPDATE outbox_lane SET (head_n, kind, destination, due_ms, set_ms) = (
+      SELECT x.n, o.kind, o.destination,
+          CASE x.state WHEN 'pending' THEN min(x.due_ms, coalesce(o.expires_at_ms, x.due_ms)) WHEN 'parked' THEN o.expires_at_ms END, x.set_ms
+        FROM outbox_state x JOIN outbox o ON o.n = x.n
+        WHERE x.scope = NEW.scope AND x.lane = NEW.lane AND x.state IN ('pending', 'sending', 'in_doubt', 'parked')
+        ORDER BY x.seq LIMIT 1)
+    WHERE scope = NEW.scope AND lane = NEW.lane AND head_n = NEW.n;
+END;
+CREATE TRIGGER outbox_immutable BEFORE UPDATE ON outbox WHEN NOT (NEW.n IS OLD.n AND NEW.id IS OLD.id AND NEW.scope IS OLD.scope
+    AND NEW.token IS OLD.token AND NEW.holder IS OLD.holder AND NEW.source IS OLD.source AND NEW.lane IS OLD.lane AND NEW.key IS OLD.key
+    AND NEW.kind IS OLD.kind AND NEW.destination IS OLD.destination AND NEW.not_before_ms IS OLD.not_before_ms
+    AND NEW.expires_at_ms IS OLD.expires_at_ms AND NEW.traceparent IS OLD.traceparent
+    AND NEW.reissue_of IS OLD.reissue_of
+    -- Payload and headers of a finished command may be erased, once its content is remembered by its hash.
+    AND ((NEW.headers IS OLD.headers AND NEW.payload IS OLD.payload AND NEW.payload_bytes IS OLD.payload_bytes)
+      OR (NEW.headers IS NULL AND NEW.payload IS NULL AND NEW.payload_bytes IS NULL AND EXISTS (SELECT 1 FROM outbox_state x JOIN outbox_used u
+        ON u.id = coalesce(OLD.id, x.minted_id) WHERE x.n = OLD.n AND x.state IN ('delivered', 'dead') AND x.erased_ms IS NOT NULL))))
+BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END
+;
+CREATE TRIGGER outbox_keep BEFORE DELETE ON outbox WHEN NOT EXISTS (SELECT 1 FROM outbox_state x JOIN outbox_scope s ON s.scope = x.scope
+    JOIN outbox_used u ON u.id = coalesce(OLD.id, x.minted_id) WHERE x.n = OLD.n AND x.state IN ('delivered', 'dead') AND x.seq <= s.pruned_seq)
+BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
+CREATE TRIGGER outbox_state_new BEFORE INSERT ON outbox_state WHEN EXISTS (SELECT 1 FROM outbox_state WHERE n = NEW.n)
+    OR NEW.seq IS NOT (SELECT next_seq FROM outbox_scope WHERE scope = NEW.scope)
+    OR (NEW.key IS NOT NULL AND EXISTS (SELECT 1 FROM outbox_state WHERE scope = NEW.scope AND key = NEW.key))
+    OR (NEW.minted_id IS NOT NULL AND EXISTS (SELECT 1 FROM outbox_state WHERE minted_id = NEW.minted_id))
+    OR NOT EXISTS (SELECT 1 FROM outbox WHERE n = NEW.n)
+BEGIN SELECT RAISE(ABORT, 'FP005 id exists with other content'); END;
+CREATE TRIGGER outbox_state_same BEFORE UPDATE ON outbox_state WHEN (NEW.n IS OLD.n AND NEW.scope IS OLD.scope AND NEW.lane IS OLD.lane
+    AND NEW.seq IS OLD.seq AND NEW.era IS OLD.era AND NEW.token IS OLD.token AND NEW.minted_id IS OLD.minted_id
+    AND NEW.inserted_ms IS OLD.inserted_ms AND (NEW.erased_ms IS OLD.erased_ms OR (OLD.erased_ms IS NULL AND NEW.state IN ('delivered', 'dead'))) AND (NEW.key IS NULL OR NEW.key IS OLD.key)
+    AND NEW.state IN ('pending', 'sending', 'in_doubt', 'parked', 'delivered', 'dead') AND NEW.effect IN ('none', 'possible', 'done')) IS NOT TRUE
+BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+CREATE TRIGGER outbox_state_final BEFORE UPDATE ON outbox_state WHEN OLD.state IN ('delivered', 'dead')
+    AND NOT (NEW.state IS OLD.state AND NEW.reason IS OLD.reason AND NEW.effect IS OLD.effect AND NEW.key IS OLD.key)
+BEGIN SELECT RAISE(ABORT, 'FP011 command is final'); END;
+CREATE TRIGGER outbox_state_rise BEFORE UPDATE ON outbox_state WHEN NEW.attempt_no IS NULL OR NEW.attempt_no < OLD.attempt_no
+    OR NEW.tries IS NULL OR NEW.fresh_no IS NULL OR NEW.found_open IS NULL OR NEW.found_row IS NULL OR NEW.found_epoch IS NULL
+    OR (OLD.effect = 'done' AND NEW.effect IS NOT 'done') OR (OLD.effect = 'possible' AND NEW.effect IS 'none')
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_state_key_kept BEFORE UPDATE ON outbox_state WHEN NEW.key IS NULL AND OLD.key IS NOT NULL
+    AND NOT (NEW.state IS 'dead' AND NEW.reason IN ('superseded', 'expired', 'fenced') AND NEW.effect IS 'none')
+BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+CREATE TRIGGER outbox_state_keep BEFORE DELETE ON outbox_state WHEN OLD.state NOT IN ('delivered', 'dead')
+    OR OLD.seq > (SELECT pruned_seq FROM outbox_scope WHERE scope = OLD.scope) OR EXISTS (SELECT 1 FROM outbox WHERE n = OLD.n)
+BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
+CREATE TRIGGER outbox_scope_new BEFORE INSERT ON outbox_scope WHEN EXISTS (SELECT 1 FROM outbox_scope WHERE scope = NEW.scope)
+    OR NEW.next_seq IS NOT 1 OR NEW.era IS NOT 0 OR NEW.pruned_seq IS NOT 0
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_scope_rise BEFORE UPDATE ON outbox_scope WHEN NEW.scope IS NOT OLD.scope OR NEW.watermark IS NULL OR NEW.next_seq IS NULL
+    OR NEW.era IS NULL OR NEW.era NOT IN (OLD.era, OLD.era + 1) OR (NEW.watermark < OLD.watermark AND NEW.era = OLD.era)
+    OR (NEW.era > OLD.era AND NEW.source IS NULL) OR NEW.next_seq NOT IN (OLD.next_seq, OLD.next_seq + 1)
+    OR (NEW.next_seq > OLD.next_seq AND NOT EXISTS (SELECT 1 FROM outbox_state WHERE scope = OLD.scope AND seq = OLD.next_seq))
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_scope_prune BEFORE UPDATE ON outbox_scope WHEN NEW.pruned_seq IS NOT OLD.pruned_seq AND (NEW.pruned_seq IS NULL
+    OR NEW.pruned_seq < OLD.pruned_seq OR NEW.pruned_seq >= OLD.next_seq
+    OR EXISTS (SELECT 1 FROM outbox_state WHERE scope = OLD.scope AND seq > OLD.pruned_seq AND seq <= NEW.pruned_seq AND state NOT IN ('delivered', 'dead')))
+BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
+CREATE TRIGGER outbox_scope_bound BEFORE UPDATE ON outbox_scope WHEN OLD.holder IS NOT NULL AND NEW.holder IS NOT OLD.holder
+    AND NEW.watermark IS OLD.watermark AND NEW.era IS OLD.era
+BEGIN SELECT RAISE(ABORT, 'FP002 token belongs to another holder'); END;
+CREATE TRIGGER outbox_scope_source BEFORE UPDATE ON outbox_scope WHEN OLD.source IS NOT NULL AND NEW.source IS NOT OLD.source AND NEW.era IS OLD.era
+BEGIN SELECT RAISE(ABORT, 'FP014 other source'); END;
+CREATE TRIGGER outbox_scope_keep BEFORE DELETE ON outbox_scope BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_lane_new BEFORE INSERT ON outbox_lane WHEN EXISTS (SELECT 1 FROM outbox_lane WHERE scope = NEW.scope AND lane = NEW.lane)
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_lane_rise BEFORE UPDATE ON outbox_lane WHEN NEW.scope IS NOT OLD.scope OR NEW.lane IS NOT OLD.lane
+    OR NEW.begun_era IS NULL OR NEW.begun_token IS NULL OR NEW.begun_seq IS NULL
+    OR (NEW.begun_era, NEW.begun_token, NEW.begun_seq) < (OLD.begun_era, OLD.begun_token, OLD.begun_seq)
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_lane_keep BEFORE DELETE ON outbox_lane BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_attempt_new BEFORE INSERT ON outbox_attempt WHEN EXISTS (SELECT 1 FROM outbox_attempt WHERE n = NEW.n AND attempt_no >= NEW.attempt_no)
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_attempt_same BEFORE UPDATE ON outbox_attempt WHEN NOT (NEW.n IS OLD.n AND NEW.attempt_no IS OLD.attempt_no AND NEW.epoch IS OLD.epoch
+    AND NEW.on_unknown IS OLD.on_unknown AND NEW.begun_ms IS OLD.begun_ms AND (OLD.armed_ms IS NULL OR NEW.armed_ms IS OLD.armed_ms)
+    AND (OLD.settled_ms IS NULL OR (NEW.settled_ms IS OLD.settled_ms AND NEW.armed_ms IS OLD.armed_ms AND NEW.outcome IS OLD.outcome AND NEW.evidence IS OLD.evidence)))
+BEGIN SELECT RAISE(ABORT, 'FP011 command is final'); END;
+CREATE TRIGGER outbox_attempt_keep BEFORE DELETE ON outbox_attempt WHEN NOT EXISTS (SELECT 1 FROM outbox_state x JOIN outbox_scope s ON s.scope = x.scope
+    WHERE x.n = OLD.n AND x.state IN ('delivered', 'dead') AND x.seq <= s.pruned_seq)
+BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
+CREATE TRIGGER outbox_policy_new BEFORE INSERT ON outbox_policy BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_policy_keep BEFORE DELETE ON outbox_policy BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_policy_legal BEFORE UPDATE ON outbox_policy WHEN NEW.one IS NOT 1 OR NEW.on_takeover IS NULL OR NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
+    OR NEW.require_seal IS NULL OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump IS NULL OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
+    OR NEW.max_payload IS NULL OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention IS NULL OR NEW.key_retention < 0
+BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
+CREATE TRIGGER outbox_scope_legal BEFORE UPDATE ON outbox_scope WHEN NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
+    OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904 OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention < 0
+BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
+CREATE TRIGGER outbox_dispatcher_new BEFORE INSERT ON outbox_dispatcher BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_dispatcher_rise BEFORE UPDATE ON outbox_dispatcher WHEN NEW.one IS NOT 1 OR NEW.epoch IS NULL OR NEW.epoch < OLD.epoch
+    OR NEW.attempts IS NULL OR NEW.attempts < OLD.attempts OR NEW.attempts_pruned IS NULL OR NEW.attempts_pruned < OLD.attempts_pruned
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_dispatcher_keep BEFORE DELETE ON outbox_dispatcher BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_meta_new BEFORE INSERT ON outbox_meta BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_meta_rise BEFORE UPDATE ON outbox_meta WHEN NEW.one IS NOT 1 OR NEW.major < OLD.major OR (NEW.major = OLD.major AND NEW.minor < OLD.minor)
+    -- Only a copy becomes a database of its own.
+    OR NEW.uuid IS NULL OR (NEW.uuid <> OLD.uuid AND NOT EXISTS (SELECT 1 FROM outbox_dispatcher WHERE copied_ms IS NOT NULL))
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END
+;
+CREATE TRIGGER outbox_meta_keep BEFORE DELETE ON outbox_meta BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_pause_new BEFORE INSERT ON outbox_pause WHEN NEW.kind IS NULL OR NEW.destination IS NULL OR NEW.scope IS NULL
+    OR EXISTS (SELECT 1 FROM outbox_pause WHERE kind = NEW.kind AND destination = NEW.destination AND scope = NEW.scope)
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_used_new BEFORE INSERT ON outbox_used WHEN EXISTS (SELECT 1 FROM outbox_used WHERE id = NEW.id)
+    OR EXISTS (SELECT 1 FROM outbox_used WHERE scope = NEW.scope AND key = NEW.key)
+BEGIN SELECT RAISE(ABORT, 'FP005 id exists with other content'); END;
+CREATE TRIGGER outbox_used_same BEFORE UPDATE ON outbox_used WHEN NOT (NEW.id IS OLD.id AND NEW.scope IS OLD.scope AND NEW.key IS OLD.key AND NEW.sha256 IS OLD.sha256
+    AND NEW.until_ms >= OLD.until_ms)
+BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+CREATE TRIGGER outbox_used_keep BEFORE DELETE ON outbox_used WHEN OLD.until_ms > CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+    OR EXISTS (SELECT 1 FROM outbox WHERE id = OLD.id) OR EXISTS (SELECT 1 FROM outbox_state WHERE minted_id = OLD.id)
+BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
+CREATE TRIGGER outbox_event_new BEFORE INSERT ON outbox_event WHEN NEW.n IS NOT NULL AND NEW.n <> -1
+BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+CREATE TRIGGER outbox_event_end AFTER INSERT ON outbox_event WHEN NEW.n < 1
+BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+CREATE TRIGGER outbox_event_same BEFORE UPDATE ON outbox_event BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+CREATE TRIGGER outbox_event_front BEFORE DELETE ON outbox_event WHEN EXISTS (SELECT 1 FROM outbox_event WHERE n < OLD.n)
+BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+CREATE TRIGGER outbox_refusal_new BEFORE INSERT ON outbox_refusal WHEN EXISTS (SELECT 1 FROM outbox_refusal WHERE scope = NEW.scope)
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_audit_new BEFORE INSERT ON outbox_audit WHEN EXISTS (SELECT 1 FROM outbox_audit WHERE n = NEW.n)
+BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+CREATE TRIGGER outbox_audit_same BEFORE UPDATE ON outbox_audit BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+CREATE TRIGGER outbox_audit_keep BEFORE DELETE ON outbox_audit BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
+COMMIT;
