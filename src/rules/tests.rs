@@ -10,7 +10,7 @@ const NOW: i64 = 1_796_205_600_000;
 
 const LIMITS: Limits = Limits {
     on_unknown: OnUnknown::Hold,
-    on_dead: crate::rules::OnDead::Continue,
+    on_dead: OnDead::Continue,
     max_attempts: 3,
     max_age_ms: 20 * HOUR,
     resend_window_ms: 24 * HOUR,
