@@ -180,8 +180,8 @@ pub fn then(at_ms: i64, inserted_ms: i64, attempts: &[Tried], changes: &[(i64, T
 
 #[cfg(test)]
 mod tests {
-    use super::super::{EffectState, OnUnknown};
     use super::*;
+    use crate::rules::{EffectState, OnUnknown};
 
     const NOW: i64 = 1_000;
 

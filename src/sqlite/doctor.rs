@@ -19,6 +19,12 @@ use super::store::WAL_RESET_FIXED;
 /// Commands, from the newest one on, whose time of insertion is compared with the clock.
 const NEWEST: i64 = 1_000;
 
+/// What workers do whose SQLite has the bug of [`Library::wal_reset_bug`].
+pub const WITH_THE_BUG: &str = "PRAGMA wal_autocheckpoint = 0";
+
+/// What makes a WAL small again that nobody reads from.
+pub const CHECKPOINT: &str = "PRAGMA wal_checkpoint(TRUNCATE)";
+
 /// The SQLite of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Library {

@@ -1,5 +1,7 @@
 //! `fencepost audit`: a healthy database passes while it is busy, and each kind of damage is found.
 
+use std::collections::BTreeSet;
+
 use rusqlite::Connection;
 use serde_json::Value;
 
@@ -142,9 +144,7 @@ const DAMAGE: &[(&str, &str)] = &[
     ("watermark", concat!("UPDATE outbox_state SET era = 1 WHERE n = ", n!("behind"))),
     (
         "one-holder",
-        concat!(
-            "UPDATE outbox SET holder = 'h' || n WHERE scope = 'e'; UPDATE outbox_state SET token = 1 WHERE scope = 'e'"
-        ),
+        "UPDATE outbox SET holder = 'h' || n WHERE scope = 'e'; UPDATE outbox_state SET token = 1 WHERE scope = 'e'",
     ),
     ("lane-rows", "UPDATE outbox_lane SET head_n = NULL WHERE scope = 'c'"),
     ("lane-rows", "UPDATE outbox_lane SET kind = 'email' WHERE scope = 'c'"),
@@ -198,6 +198,37 @@ const TWICE: &[(&str, &str, &str)] = &[
     ("unique-keys", "outbox_state_key", "UPDATE outbox_state SET key = 'l' WHERE scope = 'e' AND seq > 1"),
     ("unique-seqs", "outbox_state_seq", "UPDATE outbox_state SET seq = 1 WHERE scope = 'c'"),
 ];
+
+/// A check that no damage reaches is no check.
+#[test]
+fn every_check_has_its_damage() {
+    let source = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/sqlite/audit.rs")).unwrap();
+    let named = regex::Regex::new(r#"name: "([a-z-]+)""#).unwrap();
+    let checks: BTreeSet<&str> = named.captures_iter(&source).map(|found| found.get(1).unwrap().as_str()).collect();
+    let damaged = DAMAGE.iter().map(|(check, _)| *check).chain(TWICE.iter().map(|(check, _, _)| *check));
+    let damaged: BTreeSet<&str> = damaged.filter(|check| *check != "schema").collect();
+    assert_eq!(checks, damaged);
+}
+
+/// One byte of an index is another one: the file itself is damaged.
+#[test]
+fn a_damaged_index_is_found() {
+    let site = Site::new();
+    site.webhook("w", "s", 1, "good");
+    let root: i64 = site.value("SELECT rootpage FROM sqlite_schema WHERE name = 'outbox_state_seq'");
+    let size: i64 = site.value("PRAGMA page_size");
+    site.connect().query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    assert_eq!(audit(&site).0, Some(0));
+    let mut bytes = std::fs::read(site.db()).unwrap();
+    // The first entry of a page stands at its end: a scope and a seq.
+    let page = &mut bytes[usize::try_from((root - 1) * size).unwrap()..usize::try_from(root * size).unwrap()];
+    let at = page.iter().rposition(|byte| *byte == b's').unwrap();
+    page[at] = b't';
+    std::fs::write(site.db(), bytes).unwrap();
+    let (code, report) = audit(&site);
+    assert!(code == Some(1) && found(&report).contains(&"file".to_owned()), "{report:#}");
+    assert!(report.to_string().contains("outbox_state_seq"), "{report:#}");
+}
 
 #[test]
 fn each_damage_is_found_by_name() {

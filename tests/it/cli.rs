@@ -540,7 +540,7 @@ fn status_tells_what_waits_and_what_is_stuck() {
     );
     let json = place.json(["status"]);
     let counts = serde_json::json!({
-        "pending": 2, "sending": 0, "in_doubt": 1, "parked": 0, "delivered": 1, "dead": 1,
+        "pending": 2, "sending": 0, "in_doubt": 1, "parked": 0, "delivered": 1, "dead": 1, "pruned": 0,
     });
     assert_eq!(json["counts"], counts, "{json:#}");
     assert_eq!(json["dead_by_reason"], serde_json::json!({ "refused": 1 }));

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::support::daemon::{Site, webhook};
+use crate::support::daemon::{BINARY, Site, webhook};
 use crate::support::http::{Gate, Reply, Server};
 use crate::support::wait_until;
 
@@ -185,6 +185,14 @@ fn a_healthy_site_and_a_stopped_dispatcher() {
     let examined = Examined::of(&site);
     let pid = u64::from(daemon.pid());
     assert_eq!((examined.one("dispatcher").0, examined.one("dispatcher").2), ("ok", vec![pid]));
+    // From a container that doesn't see the process, the lock itself tells.
+    let mut apart = Command::new("unshare");
+    apart.args(["-rpf", "--mount-proc", BINARY, "doctor", "--db"]).arg(site.db());
+    let said = String::from_utf8(apart.output().unwrap().stdout).unwrap();
+    assert!(
+        said.contains(&format!("one runs that can't be seen from here; its lock file says: pid {pid} on")),
+        "{said}"
+    );
     daemon.signal(Signal::STOP);
     wait_until("doctor says that it is stopped", 30, || {
         let examined = Examined::of(&site);

@@ -169,6 +169,17 @@ fn an_open_attempt_is_told() {
     says(&site, &["open"], "sending", &["the database is damaged", "fencepost audit"]);
     daemon.kill();
     gate.open();
+    site.webhook("begun", "t", 1, "good");
+    site.sql(
+        "UPDATE outbox_state SET state = 'sending', attempt_no = 1, tries = 1 WHERE scope = 't';
+         INSERT INTO outbox_attempt(n, attempt_no, epoch, on_unknown, begun_ms) SELECT n, 1, 1, 'hold', 1796000000000 FROM outbox WHERE id = 'begun'",
+    );
+    says(
+        &site,
+        &["begun"],
+        "sending",
+        &["it has sent nothing yet", "the next start sends it again", "fencepost cancel begun"],
+    );
 }
 
 /// A suspect goes alone, and what waits for it says so.

@@ -116,15 +116,21 @@ pub(crate) fn doctor(_: &Args, globals: &Globals) -> anyhow::Result<u8> {
 
 fn library() -> Finding {
     let library = doctor::library();
-    let workers = "workers with SQLite 3.7.0 to 3.51.2 can corrupt the file when two checkpoint at once: \
-                   there PRAGMA wal_autocheckpoint = 0, and leave checkpoints to the daemon";
     let says = format!("this process has {}", library.version);
-    match library.wal_reset_bug {
-        true => {
-            Finding::new("sqlite", Level::Breach, format!("{says}, which can corrupt a WAL"), "use 3.51.3 or later")
-        }
-        false => Finding::new("sqlite", Level::Note, says, workers),
+    if library.wal_reset_bug {
+        return Finding::new(
+            "sqlite",
+            Level::Breach,
+            format!("{says}, which can corrupt a WAL"),
+            "use 3.51.3 or later",
+        );
     }
+    let workers = format!(
+        "workers with SQLite 3.7.0 to 3.51.2 can corrupt the file when two checkpoint at once: there {}, \
+         and leave checkpoints to the daemon",
+        doctor::WITH_THE_BUG
+    );
+    Finding::new("sqlite", Level::Note, says, workers)
 }
 
 fn place(place: &Place) -> Vec<Finding> {
@@ -200,8 +206,7 @@ fn wal(path: &Path, place: &Place, holders: &Holders) -> Finding {
         let open: Vec<String> = holders.open_by.iter().map(named).collect();
         let who = if open.is_empty() { "nobody that can be seen".to_owned() } else { open.join(", ") };
         let says = format!("{size}, and no reader keeps it so now; open by {who}");
-        let cure =
-            format!("it shrinks at the next checkpoint: sqlite3 {} 'PRAGMA wal_checkpoint(TRUNCATE)'", path.display());
+        let cure = format!("it shrinks at the next checkpoint: sqlite3 {} '{}'", path.display(), doctor::CHECKPOINT);
         return Finding::new("wal", Level::Warning, says, cure).about(&holders.open_by);
     }
     let readers: Vec<String> = holders.readers.iter().map(named).collect();

@@ -27,7 +27,7 @@ pub(crate) fn meaning(refusal: &Refusal) -> &'static str {
     } else if *count >= SUSTAINED.0 {
         "a worker that doesn't stop after a refusal; or the lease service was restored, or a second one counts from the start"
     } else {
-        "a paused worker woke up after its lease was taken over: it was stopped, and that is all"
+        "an old holder went on working, as after a pause, when its lease was taken over: it was stopped, and that is all"
     }
 }
 
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn what_the_numbers_say() {
         for (token, watermark, count, word) in [
-            (4, 5, 1, "paused worker"),
+            (4, 5, 1, "old holder went on"),
             (10, 5_000, 10, "restored"),
             (5, 5, 1, "two holders"),
             (7, 5, 1, "never sealed"),

@@ -171,7 +171,9 @@ impl Asked<'_> {
                 let over = command.expires_at_ms.map(|at_ms| relative(at_ms, self.now_ms)).unwrap_or_default();
                 Answer::new(
                     "expires",
-                    format!("its time was over {over}: it ends as expired at the dispatcher's next look"),
+                    format!(
+                        "its time was over {over}: it ends as expired at the dispatcher's next look, if its clock has been steady for a minute"
+                    ),
                 )
             }
             Because::Ends(Reason::Invalid) => {
