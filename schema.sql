@@ -742,7 +742,6 @@ CREATE TRIGGER outbox_pause_same BEFORE UPDATE ON outbox_pause WHEN NEW.kind IS 
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 -- Remembered is a final command, with the key that it kept.
 CREATE TRIGGER outbox_used_new BEFORE INSERT ON outbox_used WHEN EXISTS (SELECT 1 FROM outbox_used WHERE id = NEW.id)
-    OR EXISTS (SELECT 1 FROM outbox_used WHERE scope = NEW.scope AND key = NEW.key)
     OR NOT EXISTS (SELECT 1 FROM outbox_state x WHERE x.n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id))
       AND x.scope = NEW.scope AND x.key IS NEW.key AND x.state IN ('delivered', 'dead'))
 BEGIN SELECT RAISE(ABORT, 'FP005 id exists with other content'); END;

@@ -26,7 +26,9 @@ type Covered = (&'static str, &'static str, Option<(&'static str, &'static str)>
 /// Mutants that nothing notices: the text that is changed, what covers for it, and that cover taken away
 /// too, after which it must be noticed. Without a third text nothing covers: the condition only saves
 /// work, and the result is the same without it.
-const COVERED: [Covered; 4] = [
+const COVERED: [Covered; 6] = [
+    ("outbox_takeover: state = 'sending' AND  -> ", "an unarmed open attempt is of a command that is sending", None),
+    ("outbox_takeover: AND state = 'sending' -> ", "an unarmed open attempt is of a command that is sending", None),
     (
         "outbox_admit: NEW.scope IS NULL -> 0",
         "outbox_claim_do checks the type",

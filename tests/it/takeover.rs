@@ -720,7 +720,7 @@ fn what_the_triggers_ask_goes_by_index() {
         ("DELETE FROM outbox_state WHERE n = 1", "INTEGER PRIMARY KEY (rowid=?)", 1),
         ("DELETE FROM outbox_attempt WHERE n = 1 AND attempt_no = 1", "INTEGER PRIMARY KEY (rowid=?)", 1),
         ("DELETE FROM outbox_used WHERE id = 'a'", "outbox_state_minted (minted_id=?)", 1),
-        ("INSERT INTO outbox_used VALUES('a','s','k',x'00',1)", "outbox_used_key (scope=? AND key=?)", 1),
+        ("INSERT INTO outbox_used VALUES('a','s','k',x'00',1)", "outbox_state_minted (minted_id=?)", 1),
         (
             "UPDATE outbox_scope SET pruned_seq = 3 WHERE scope = 's'",
             "outbox_state_seq (scope=? AND seq>? AND seq<?)",
