@@ -200,6 +200,8 @@ pub struct CommandFacts {
     pub begun_ms: Option<i64>,
     /// When it may be begun next.
     pub due_ms: i64,
+    /// When its writer wanted it to be sent at the earliest; never overruled.
+    pub not_before_ms: Option<i64>,
     /// Whether it was accepted under an older token than the watermark and not adopted since.
     pub overtaken: bool,
 }
@@ -420,7 +422,7 @@ fn anew(command: &CommandFacts, place: &Place) -> CommandFacts {
         fresh_no: command.attempt_no,
         first_begun_ms: None,
         first_unknown_ms: None,
-        due_ms: place.now_ms,
+        due_ms: place.now_ms.max(command.not_before_ms.unwrap_or(0)),
         ..*command
     }
 }

@@ -30,6 +30,7 @@ const NEW: CommandFacts = CommandFacts {
     first_unknown_ms: None,
     begun_ms: None,
     due_ms: NOW,
+    not_before_ms: None,
     overtaken: false,
 };
 
@@ -220,6 +221,16 @@ fn a_persons_answer_starts_anew() {
         ..doubt
     };
     assert_eq!(after, expected);
+}
+
+/// Adopted, a parked command still waits for the time that its writer named.
+#[test]
+fn adopted_is_not_sent_too_early() {
+    let parked = CommandFacts { state: State::Parked(None), tries: 2, attempt_no: 5, ..NEW };
+    for (not_before_ms, due_ms) in [(None, NOW), (Some(NOW - HOUR), NOW), (Some(NOW + HOUR), NOW + HOUR)] {
+        let after = next(&CommandFacts { not_before_ms, ..parked }, Event::Adopt, &PLACE).expect("parked");
+        assert_eq!((after.state, after.due_ms, after.tries, after.fresh_no), (State::Pending, due_ms, 0, 5));
+    }
 }
 
 /// Five starts that found it open end a command, whatever its limits say.

@@ -13,8 +13,8 @@ use crate::rules::{CommandFacts, EffectState, Limits, OnTakeover, OnUnknown, Pla
 const LOAD: &str = "SELECT x.state, x.reason, x.effect, x.attempt_no, x.fresh_no, x.tries, x.found_open,
         x.first_begun_ms, x.first_unknown_ms, x.due_ms, (x.era < s.era OR x.token < s.watermark)
             AND NOT (coalesce(x.adopted_era, -1) = s.era AND coalesce(x.adopted_token, -1) = s.watermark),
-        a.on_unknown, a.armed_ms IS NOT NULL, a.begun_ms
-    FROM outbox_state x JOIN outbox_scope s ON s.scope = x.scope
+        a.on_unknown, a.armed_ms IS NOT NULL, a.begun_ms, o.not_before_ms
+    FROM outbox_state x JOIN outbox o ON o.n = x.n JOIN outbox_scope s ON s.scope = x.scope
     LEFT JOIN outbox_attempt a ON a.n = x.n AND a.attempt_no = x.attempt_no AND a.settled_ms IS NULL
     WHERE x.n = ?1";
 
@@ -49,6 +49,7 @@ pub(crate) fn load(connection: &Connection, n: i64) -> rusqlite::Result<CommandF
             first_unknown_ms: row.get(8)?,
             begun_ms: row.get(13)?,
             due_ms: row.get(9)?,
+            not_before_ms: row.get(14)?,
             overtaken: row.get(10)?,
         })
     })
@@ -175,6 +176,7 @@ mod tests {
             first_unknown_ms: Some(2_000),
             begun_ms: None,
             due_ms: 9_000,
+            not_before_ms: None,
             overtaken: false,
         };
         store(&connection, 1, &later, 8_000)?;

@@ -390,7 +390,7 @@ pub fn enqueue(tx: &Transaction<'_>, held: &Held<'_>, command: &NewCommand<'_>) 
 /// Fails with FP007 once it is too late (it may have been sent) and while it is in doubt, with FP011 if
 /// it ended already, with FP003 if there is no such command in this scope. Each undoes the transaction.
 pub fn cancel(tx: &Transaction<'_>, held: &Held<'_>, id: &str) -> Result<(), WorkerError> {
-    verdict(tx, "INSERT INTO outbox_cancel(scope, token, holder, id) VALUES (?1, ?2, ?3, ?4)", held, id)
+    verdict(tx, "INSERT INTO outbox_cancel(scope, token, holder, id, source) VALUES (?1, ?2, ?3, ?4, ?5)", held, id)
 }
 
 /// Sends a parked command of this scope after all: pending again, due now, with fresh tries. The
@@ -399,13 +399,13 @@ pub fn cancel(tx: &Transaction<'_>, held: &Held<'_>, id: &str) -> Result<(), Wor
 /// Fails with FP007 if it isn't parked, with FP011 if it ended, with FP003 if there is no such command
 /// in this scope. Each undoes the transaction.
 pub fn adopt(tx: &Transaction<'_>, held: &Held<'_>, id: &str) -> Result<(), WorkerError> {
-    verdict(tx, "INSERT INTO outbox_adopt(scope, token, holder, id) VALUES (?1, ?2, ?3, ?4)", held, id)
+    verdict(tx, "INSERT INTO outbox_adopt(scope, token, holder, id, source) VALUES (?1, ?2, ?3, ?4, ?5)", held, id)
 }
 
 /// Ends a parked command of this scope: `dead/superseded`, and its key is free again if nothing can
 /// have happened; one that `on_dead = "block"` parked ends with its own reason. Fails like [`adopt`].
 pub fn discard(tx: &Transaction<'_>, held: &Held<'_>, id: &str) -> Result<(), WorkerError> {
-    verdict(tx, "INSERT INTO outbox_discard(scope, token, holder, id) VALUES (?1, ?2, ?3, ?4)", held, id)
+    verdict(tx, "INSERT INTO outbox_discard(scope, token, holder, id, source) VALUES (?1, ?2, ?3, ?4, ?5)", held, id)
 }
 
 /// Makes a new command from a finished one of this scope: a new id, the current token, the next seq, the
@@ -482,11 +482,10 @@ fn no_content(old: Option<&Reissuable>, scope: &str, id: &str) -> String {
 /// A holder's word on one command. The fence comes first, with the holder's own source, which the
 /// statement itself has no place for.
 fn verdict(tx: &Transaction<'_>, sql: &str, held: &Held<'_>, id: &str) -> Result<(), WorkerError> {
-    fence(tx, held)?;
     let illegal =
         || illegal_held(held).or_else(|| Some(("id", format!("there is no command {id} in scope {}", held.scope))));
     let asked = Asked { scope: held.scope, token: Some(held.token), id: Some(id), illegal: &illegal };
-    run(tx, &asked, sql, params![held.scope, held.token.get(), held.holder, id])?;
+    run(tx, &asked, sql, params![held.scope, held.token.get(), held.holder, id, held.source])?;
     Ok(())
 }
 

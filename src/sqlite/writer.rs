@@ -165,6 +165,9 @@ struct Thread {
     fast_looks: u32,
 }
 
+/// What came of each verb of a batch.
+type Results = Vec<Result<(), StoreError>>;
+
 type Waiting = (Verb, Box<dyn FnOnce(Result<(), StoreError>) + Send>);
 
 impl Thread {
@@ -247,7 +250,7 @@ impl Thread {
         end.map_or(Ok(()), Err)
     }
 
-    fn transaction(&mut self, batch: &mut [Waiting]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
+    fn transaction(&mut self, batch: &mut [Waiting]) -> Result<Results, StoreError> {
         let mut refused = vec![None; batch.len()];
         loop {
             // Without a result a trigger rolled the whole transaction back: the others begin anew without
@@ -267,7 +270,7 @@ impl Thread {
         &self,
         batch: &mut [Waiting],
         refused: &mut [Option<Code>],
-    ) -> Result<Option<(Vec<Result<(), StoreError>>, Seen)>, StoreError> {
+    ) -> Result<Option<(Results, Seen)>, StoreError> {
         self.connection.execute_batch("BEGIN IMMEDIATE").map_err(|error| store_error(&error))?;
         let results = self.verbs(batch, refused);
         let results = results.and_then(|results| results.map(|results| Ok((results, self.seen()?))).transpose());
@@ -286,11 +289,7 @@ impl Thread {
         identity::seen(&self.connection).map_err(|error| store_error(&error))
     }
 
-    fn verbs(
-        &self,
-        batch: &mut [Waiting],
-        refused: &mut [Option<Code>],
-    ) -> Result<Option<Vec<Result<(), StoreError>>>, StoreError> {
+    fn verbs(&self, batch: &mut [Waiting], refused: &mut [Option<Code>]) -> Result<Option<Results>, StoreError> {
         self.check_epoch()?;
         let mut results = Vec::with_capacity(batch.len());
         for ((verb, _), refused) in batch.iter_mut().zip(refused) {

@@ -50,7 +50,7 @@ CREATE TABLE outbox_scope(
   max_payload   INTEGER,
   key_retention INTEGER
 ) STRICT, WITHOUT ROWID;
-INSERT INTO outbox_scope VALUES('leased','lease',1,'h',0,1,0,1796151560270,1796151590270,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_scope VALUES('leased','lease',1,'h',0,1,0,1796153010257,1796153040257,NULL,NULL,NULL,NULL,NULL);
 INSERT INTO outbox_scope VALUES('s',NULL,5,NULL,0,7,0,NULL,NULL,NULL,NULL,NULL,NULL,NULL);
 CREATE TABLE outbox_state(
   n                INTEGER PRIMARY KEY,
@@ -81,12 +81,12 @@ CREATE TABLE outbox_state(
   adopted_token    INTEGER,
   erased_ms        INTEGER                         -- when payload and headers were erased
 ) STRICT;
-INSERT INTO outbox_state VALUES(1,'s','',1,0,5,NULL,'k','delivered',NULL,NULL,'done',1,1,0,0,0,0,1796151560136,1796151560136,1796151560136,1796151560136,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(2,'s','',2,0,5,NULL,NULL,'dead','refused',NULL,'none',1,1,0,0,0,0,1796151560186,1796151560186,1796151560186,1796151560186,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(3,'s','mail',3,0,5,NULL,NULL,'in_doubt',NULL,NULL,'possible',1,1,0,0,0,0,1796151560187,1796151560187,1796151560187,1796151560187,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(4,'s','c',4,0,5,NULL,NULL,'sending',NULL,NULL,'none',1,1,0,0,0,0,1796151560197,1796151560197,1796151560197,1796151560197,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(5,'s','d',5,0,5,NULL,NULL,'parked',NULL,NULL,'none',0,0,0,0,0,0,1796151560250,1796151560250,1796151560250,1796151560250,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(6,'s','',6,0,5,'6000c73c2f7e4d6add65837c5726f292',NULL,'pending',NULL,NULL,'none',0,0,0,0,0,0,1796151560252,1796151560252,1796151560252,1796151560252,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(1,'s','',1,0,5,NULL,'k','delivered',NULL,NULL,'done',1,1,0,0,0,0,1796153010250,1796153010250,1796153010250,1796153010250,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(2,'s','',2,0,5,NULL,NULL,'dead','refused',NULL,'none',1,1,0,0,0,0,1796153010251,1796153010251,1796153010251,1796153010251,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(3,'s','mail',3,0,5,NULL,NULL,'in_doubt',NULL,NULL,'possible',1,1,0,0,0,0,1796153010252,1796153010252,1796153010252,1796153010252,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(4,'s','c',4,0,5,NULL,NULL,'sending',NULL,NULL,'none',1,1,0,0,0,0,1796153010253,1796153010253,1796153010253,1796153010253,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(5,'s','d',5,0,5,NULL,NULL,'parked',NULL,NULL,'none',0,0,0,0,0,0,1796153010254,1796153010254,1796153010254,1796153010254,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(6,'s','',6,0,5,'810a3b0b00b30a0db170b048936de12f',NULL,'pending',NULL,NULL,'none',0,0,0,0,0,0,1796153010255,1796153010255,1796153010255,1796153010255,NULL,NULL,NULL,NULL,NULL);
 CREATE TABLE outbox_lane(
   scope       TEXT NOT NULL,
   lane        TEXT NOT NULL,
@@ -100,10 +100,10 @@ CREATE TABLE outbox_lane(
   begun_seq   INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (scope, lane)
 ) STRICT, WITHOUT ROWID;
-INSERT INTO outbox_lane VALUES('s','',6,'webhook','billing',1796151560252,1796151560252,0,0,0);
-INSERT INTO outbox_lane VALUES('s','c',4,'webhook','billing',NULL,1796151560197,0,0,0);
-INSERT INTO outbox_lane VALUES('s','d',5,'webhook','billing',NULL,1796151560250,0,0,0);
-INSERT INTO outbox_lane VALUES('s','mail',3,'email','main',NULL,1796151560187,0,0,0);
+INSERT INTO outbox_lane VALUES('s','',6,'webhook','billing',1796153010255,1796153010255,0,0,0);
+INSERT INTO outbox_lane VALUES('s','c',4,'webhook','billing',NULL,1796153010253,0,0,0);
+INSERT INTO outbox_lane VALUES('s','d',5,'webhook','billing',NULL,1796153010254,0,0,0);
+INSERT INTO outbox_lane VALUES('s','mail',3,'email','main',NULL,1796153010252,0,0,0);
 CREATE TABLE outbox_attempt(
   n          INTEGER NOT NULL,
   attempt_no INTEGER NOT NULL,
@@ -156,7 +156,7 @@ CREATE TABLE outbox_used(
 CREATE TABLE outbox_event(
   n      INTEGER PRIMARY KEY AUTOINCREMENT,
   at_ms  INTEGER NOT NULL,
-  event  TEXT NOT NULL,               -- delivered, dead, in_doubt, parked, resumed (pending again after a person's word)
+  event  TEXT NOT NULL,               -- delivered, dead, in_doubt, parked, resumed (a person's or a holder's word made it pending)
   id     TEXT NOT NULL,
   scope  TEXT NOT NULL,
   lane   TEXT NOT NULL,
@@ -165,10 +165,10 @@ CREATE TABLE outbox_event(
   reason TEXT,
   effect TEXT NOT NULL
 ) STRICT;
-INSERT INTO outbox_event VALUES(1,1796151560136,'delivered','delivered','s','',1,'k',NULL,'done');
-INSERT INTO outbox_event VALUES(2,1796151560186,'dead','dead','s','',2,NULL,'refused','none');
-INSERT INTO outbox_event VALUES(3,1796151560187,'in_doubt','doubt','s','mail',3,NULL,NULL,'possible');
-INSERT INTO outbox_event VALUES(4,1796151560250,'parked','parked','s','d',5,NULL,NULL,'none');
+INSERT INTO outbox_event VALUES(1,1796153010250,'delivered','delivered','s','',1,'k',NULL,'done');
+INSERT INTO outbox_event VALUES(2,1796153010251,'dead','dead','s','',2,NULL,'refused','none');
+INSERT INTO outbox_event VALUES(3,1796153010252,'in_doubt','doubt','s','mail',3,NULL,NULL,'possible');
+INSERT INTO outbox_event VALUES(4,1796153010254,'parked','parked','s','d',5,NULL,NULL,'none');
 CREATE TABLE outbox_audit(
   n      INTEGER PRIMARY KEY,
   at_ms  INTEGER NOT NULL,
@@ -187,7 +187,7 @@ CREATE TABLE outbox_meta(
   uuid       TEXT NOT NULL,           -- of this database
   created_ms INTEGER NOT NULL
 ) STRICT;
-INSERT INTO outbox_meta VALUES(1,1,0,'a7cc5f8ac3fdaeb827ae12cf66da1662',1796151559991);
+INSERT INTO outbox_meta VALUES(1,1,0,'80fbebf1c8005d4f6315516e4b019391',1796153010238);
 DELETE FROM sqlite_sequence;
 INSERT INTO sqlite_sequence VALUES('outbox_event',4);
 CREATE UNIQUE INDEX outbox_state_seq    ON outbox_state(scope, seq);
@@ -269,16 +269,13 @@ CREATE TRIGGER outbox_admit BEFORE INSERT ON outbox BEGIN
           IS CASE WHEN trim(NEW.headers, ' ' || char(9, 10, 13)) <> 'null' THEN CAST(NEW.headers AS BLOB) END));
   -- The fence comes before idempotency: a stale worker is refused even if its command exists already.
   INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.source, 0);
-  -- Pruned ids never come back, and of pruned keys the content can't be compared any more: a repeat.
+  -- Pruned and erased ids never come back.
   SELECT RAISE(ROLLBACK, 'FP005 id exists with other content') FROM outbox_used WHERE id = NEW.id;
-  SELECT RAISE(IGNORE) FROM outbox_used u WHERE u.scope = NEW.scope AND u.key = NEW.key
-    AND NOT EXISTS (SELECT 1 FROM outbox_state WHERE scope = NEW.scope AND key = NEW.key AND erased_ms IS NULL);
-  -- Under review a repeat by the current holder adopts the parked command. If its content differs, the
-  -- refusal below undoes this too.
-  UPDATE outbox_state SET state = 'pending', tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no, first_begun_ms = NULL, first_unknown_ms = NULL,
-      adopted_era = (SELECT era FROM outbox_scope WHERE scope = NEW.scope), adopted_token = (SELECT watermark FROM outbox_scope WHERE scope = NEW.scope),
-      due_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), set_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
-      updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+  -- A repeat adopts the command that a review parked. If its content differs, the refusal below undoes this too.
+  UPDATE outbox_state SET state = 'pending', tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no,
+      first_begun_ms = NULL, first_unknown_ms = NULL, (adopted_era, adopted_token) = (SELECT era, watermark FROM outbox_scope WHERE scope = NEW.scope),
+      due_ms = max(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), coalesce((SELECT not_before_ms FROM outbox o WHERE o.n = outbox_state.n), 0)),
+      set_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
     WHERE state = 'parked' AND reason IS NULL AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id),
       (SELECT n FROM outbox_state WHERE scope = NEW.scope AND key = NEW.key));
   -- Id first, then key. RAISE(IGNORE) skips the row and keeps what the fence wrote.
@@ -290,6 +287,9 @@ CREATE TRIGGER outbox_admit BEFORE INSERT ON outbox BEGIN
       THEN RAISE(IGNORE) ELSE RAISE(ROLLBACK, 'FP005 id exists with other content') END
     FROM outbox_state x JOIN outbox o ON o.n = x.n
     WHERE x.n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  -- Of a pruned or erased command the content can't be compared any more: its key is a repeat, whatever it says.
+  SELECT RAISE(IGNORE) FROM outbox_used u WHERE u.scope = NEW.scope AND u.key = NEW.key
+    AND NOT EXISTS (SELECT 1 FROM outbox_state WHERE scope = NEW.scope AND key = NEW.key AND erased_ms IS NULL);
   SELECT CASE WHEN x.lane = coalesce(NEW.lane, '') AND o.kind = NEW.kind AND o.destination = NEW.destination
         AND CAST(coalesce(o.payload, o.payload_bytes) AS BLOB) = CAST(coalesce(NEW.payload, NEW.payload_bytes) AS BLOB)
         AND CASE WHEN trim(o.headers, ' ' || char(9, 10, 13)) <> 'null' THEN CAST(o.headers AS BLOB) END
@@ -300,12 +300,17 @@ END
 ;
 CREATE TRIGGER outbox_number AFTER INSERT ON outbox BEGIN
   SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE NEW.n < 1;
+  -- A trigger of somebody else's may have come in between and raised the watermark, or kept the fence from firing.
+  SELECT RAISE(ROLLBACK, 'FP001 stale token') WHERE NEW.token IS NOT (SELECT watermark FROM outbox_scope WHERE scope = NEW.scope);
   INSERT INTO outbox_state(n, scope, lane, seq, era, token, minted_id, key, state, due_ms, set_ms, inserted_ms, updated_ms)
     SELECT NEW.n, NEW.scope, coalesce(NEW.lane, ''), s.next_seq, s.era, NEW.token, CASE WHEN NEW.id IS NULL THEN lower(hex(randomblob(16))) END, NEW.key,
         'pending', coalesce(NEW.not_before_ms, t.now_ms), t.now_ms, t.now_ms, t.now_ms
       FROM outbox_scope s, (SELECT CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) AS now_ms) t WHERE s.scope = NEW.scope;
   UPDATE outbox_scope SET next_seq = next_seq + 1 WHERE scope = NEW.scope;
-END;
+  -- … or have inserted a command for which this trigger did not fire: it would never be sent.
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE NOT EXISTS (SELECT 1 FROM outbox_state WHERE n = (SELECT max(n) FROM outbox));
+END
+;
 CREATE VIEW outbox_fence(scope, token, holder, source) AS SELECT scope, watermark, holder, source FROM outbox_scope WHERE 0;
 CREATE TRIGGER outbox_fence_do INSTEAD OF INSERT ON outbox_fence BEGIN
   INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.source, 0);
@@ -363,46 +368,46 @@ CREATE TRIGGER outbox_release_do INSTEAD OF INSERT ON outbox_release BEGIN
   INSERT INTO outbox_tenure(scope, token, holder) VALUES (NEW.scope, NEW.token, NEW.holder);
   UPDATE outbox_scope SET until_ms = NULL WHERE scope = NEW.scope;
 END;
-CREATE VIEW outbox_verdict(scope, token, holder, id, verb) AS SELECT scope, token, minted_id, minted_id, state FROM outbox_state WHERE 0;
+CREATE VIEW outbox_verdict(scope, token, holder, id, source, verb) AS SELECT scope, watermark, holder, holder, source, source FROM outbox_scope WHERE 0;
 CREATE TRIGGER outbox_verdict_do INSTEAD OF INSERT ON outbox_verdict BEGIN
-  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE typeof(NEW.id) <> 'text'
-    OR NOT EXISTS (SELECT 1 FROM outbox_state x JOIN outbox o ON o.n = x.n WHERE x.scope = NEW.scope AND coalesce(o.id, x.minted_id) = NEW.id);
+  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.source, 0);
+  SELECT RAISE(ROLLBACK, 'FP003 illegal value') WHERE typeof(NEW.id) <> 'text' OR coalesce(NEW.verb, '') NOT IN ('cancel', 'adopt', 'discard')
+    OR NEW.scope IS NOT (SELECT scope FROM outbox_state WHERE n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id)));
   SELECT CASE
       WHEN x.state IN ('delivered', 'dead') THEN RAISE(ROLLBACK, 'FP011 command is final')
-      WHEN NEW.verb IN ('adopt', 'discard') AND x.state <> 'parked' THEN RAISE(ROLLBACK, 'FP007 command is live')
-      WHEN NEW.verb = 'cancel' AND (x.state = 'in_doubt' OR (x.state = 'sending' AND NOT EXISTS (SELECT 1 FROM outbox_attempt a
-        WHERE a.n = x.n AND a.attempt_no = x.attempt_no AND a.armed_ms IS NULL AND a.settled_ms IS NULL))) THEN RAISE(ROLLBACK, 'FP007 command is live')
+      WHEN NEW.verb <> 'cancel' AND x.state <> 'parked' THEN RAISE(ROLLBACK, 'FP007 command is live')
+      WHEN x.state = 'in_doubt' THEN RAISE(ROLLBACK, 'FP007 command is live')
+      WHEN x.state = 'sending' AND NOT EXISTS (SELECT 1 FROM outbox_attempt a
+        WHERE a.n = x.n AND a.attempt_no = x.attempt_no AND a.armed_ms IS NULL AND a.settled_ms IS NULL) THEN RAISE(ROLLBACK, 'FP007 command is live')
     END
     FROM outbox_state x WHERE x.n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
   UPDATE outbox_attempt SET settled_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), outcome = 'deferred', evidence = '{"phase":"recalled"}'
-    WHERE settled_ms IS NULL AND NEW.verb = 'cancel'
-      AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
-  UPDATE outbox_state SET updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
-      state = CASE NEW.verb WHEN 'adopt' THEN 'pending' ELSE 'dead' END,
-      reason = CASE NEW.verb WHEN 'cancel' THEN 'cancelled' WHEN 'discard' THEN coalesce(reason, 'superseded') END,
-      key = CASE WHEN NEW.verb = 'discard' AND reason IS NULL AND effect = 'none' THEN NULL ELSE key END
-    WHERE n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
-  UPDATE outbox_state SET tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no, first_begun_ms = NULL, first_unknown_ms = NULL,
-      adopted_era = (SELECT era FROM outbox_scope WHERE scope = NEW.scope), adopted_token = (SELECT watermark FROM outbox_scope WHERE scope = NEW.scope),
-      due_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), set_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
+    WHERE settled_ms IS NULL AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  -- A key comes back where the effect certainly did not happen and nobody but a take-over ended the command.
+  UPDATE outbox_state SET state = 'dead', updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
+      reason = CASE NEW.verb WHEN 'cancel' THEN 'cancelled' ELSE coalesce(reason, 'superseded') END,
+      key = CASE WHEN NEW.verb = 'cancel' OR reason IS NOT NULL OR effect <> 'none' THEN key END
+    WHERE NEW.verb <> 'adopt' AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
+  UPDATE outbox_state SET state = 'pending', reason = NULL, tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no,
+      first_begun_ms = NULL, first_unknown_ms = NULL, (adopted_era, adopted_token) = (SELECT era, watermark FROM outbox_scope WHERE scope = NEW.scope),
+      due_ms = max(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), coalesce((SELECT not_before_ms FROM outbox o WHERE o.n = outbox_state.n), 0)),
+      set_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
     WHERE NEW.verb = 'adopt' AND n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id));
-END;
-CREATE VIEW outbox_cancel(scope, token, holder, id) AS SELECT scope, token, minted_id, minted_id FROM outbox_state WHERE 0;
+END
+;
+CREATE VIEW outbox_cancel(scope, token, holder, id, source) AS SELECT scope, watermark, holder, holder, source FROM outbox_scope WHERE 0;
 CREATE TRIGGER outbox_cancel_do INSTEAD OF INSERT ON outbox_cancel BEGIN
-  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, (SELECT source FROM outbox_scope WHERE scope = NEW.scope), 0);
-  INSERT INTO outbox_verdict(scope, token, holder, id, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, 'cancel');
+  INSERT INTO outbox_verdict(scope, token, holder, id, source, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, NEW.source, 'cancel');
 END;
-CREATE VIEW outbox_adopt(scope, token, holder, id) AS SELECT scope, token, minted_id, minted_id FROM outbox_state WHERE 0;
+CREATE VIEW outbox_adopt(scope, token, holder, id, source) AS SELECT scope, watermark, holder, holder, source FROM outbox_scope WHERE 0;
 CREATE TRIGGER outbox_adopt_do INSTEAD OF INSERT ON outbox_adopt BEGIN
-  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, (SELECT source FROM outbox_scope WHERE scope = NEW.scope), 0);
-  INSERT INTO outbox_verdict(scope, token, holder, id, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, 'adopt');
+  INSERT INTO outbox_verdict(scope, token, holder, id, source, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, NEW.source, 'adopt');
 END;
-CREATE VIEW outbox_discard(scope, token, holder, id) AS SELECT scope, token, minted_id, minted_id FROM outbox_state WHERE 0;
+CREATE VIEW outbox_discard(scope, token, holder, id, source) AS SELECT scope, watermark, holder, holder, source FROM outbox_scope WHERE 0;
 CREATE TRIGGER outbox_discard_do INSTEAD OF INSERT ON outbox_discard BEGIN
-  INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, (SELECT source FROM outbox_scope WHERE scope = NEW.scope), 0);
-  INSERT INTO outbox_verdict(scope, token, holder, id, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, 'discard');
+  INSERT INTO outbox_verdict(scope, token, holder, id, source, verb) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.id, NEW.source, 'discard');
 END;
-CREATE TRIGGER outbox_takeover AFTER UPDATE ON outbox_scope WHEN NEW.watermark > OLD.watermark AND NEW.era = OLD.era
+CREATE TRIGGER outbox_takeover AFTER UPDATE OF watermark ON outbox_scope WHEN NEW.watermark > OLD.watermark AND NEW.era = OLD.era
     AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) <> 'deliver'
 BEGIN
   UPDATE outbox_attempt SET settled_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), outcome = 'deferred', evidence = '{"phase":"recalled"}'
@@ -458,11 +463,12 @@ CREATE TRIGGER outbox_immutable BEFORE UPDATE ON outbox WHEN NOT (NEW.n IS OLD.n
     -- Payload and headers of a finished command may be erased, once its content is remembered by its hash.
     AND ((NEW.headers IS OLD.headers AND NEW.payload IS OLD.payload AND NEW.payload_bytes IS OLD.payload_bytes)
       OR (NEW.headers IS NULL AND NEW.payload IS NULL AND NEW.payload_bytes IS NULL AND EXISTS (SELECT 1 FROM outbox_state x JOIN outbox_used u
-        ON u.id = coalesce(OLD.id, x.minted_id) WHERE x.n = OLD.n AND x.state IN ('delivered', 'dead') AND x.erased_ms IS NOT NULL))))
+        ON u.id = coalesce(OLD.id, x.minted_id) WHERE x.n = OLD.n AND x.erased_ms IS NOT NULL))))
 BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END
 ;
-CREATE TRIGGER outbox_keep BEFORE DELETE ON outbox WHEN NOT EXISTS (SELECT 1 FROM outbox_state x JOIN outbox_scope s ON s.scope = x.scope
-    JOIN outbox_used u ON u.id = coalesce(OLD.id, x.minted_id) WHERE x.n = OLD.n AND x.state IN ('delivered', 'dead') AND x.seq <= s.pruned_seq)
+CREATE TRIGGER outbox_keep BEFORE DELETE ON outbox WHEN EXISTS (SELECT 1 FROM outbox_attempt WHERE n = OLD.n)
+    OR NOT EXISTS (SELECT 1 FROM outbox_state x JOIN outbox_scope s ON s.scope = x.scope JOIN outbox_used u ON u.id = coalesce(OLD.id, x.minted_id)
+      WHERE x.n = OLD.n AND x.state IN ('delivered', 'dead') AND x.seq <= s.pruned_seq)
 BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
 CREATE TRIGGER outbox_state_new BEFORE INSERT ON outbox_state WHEN EXISTS (SELECT 1 FROM outbox_state WHERE n = NEW.n)
     OR NEW.seq IS NOT (SELECT next_seq FROM outbox_scope WHERE scope = NEW.scope)
@@ -472,7 +478,8 @@ CREATE TRIGGER outbox_state_new BEFORE INSERT ON outbox_state WHEN EXISTS (SELEC
 BEGIN SELECT RAISE(ABORT, 'FP005 id exists with other content'); END;
 CREATE TRIGGER outbox_state_same BEFORE UPDATE ON outbox_state WHEN (NEW.n IS OLD.n AND NEW.scope IS OLD.scope AND NEW.lane IS OLD.lane
     AND NEW.seq IS OLD.seq AND NEW.era IS OLD.era AND NEW.token IS OLD.token AND NEW.minted_id IS OLD.minted_id
-    AND NEW.inserted_ms IS OLD.inserted_ms AND (NEW.erased_ms IS OLD.erased_ms OR (OLD.erased_ms IS NULL AND NEW.state IN ('delivered', 'dead'))) AND (NEW.key IS NULL OR NEW.key IS OLD.key)
+    AND NEW.inserted_ms IS OLD.inserted_ms AND (NEW.erased_ms IS OLD.erased_ms
+      OR (OLD.erased_ms IS NULL AND EXISTS (SELECT 1 FROM outbox_used WHERE id = coalesce((SELECT id FROM outbox WHERE n = OLD.n), OLD.minted_id)))) AND (NEW.key IS NULL OR NEW.key IS OLD.key)
     AND NEW.state IN ('pending', 'sending', 'in_doubt', 'parked', 'delivered', 'dead') AND NEW.effect IN ('none', 'possible', 'done')) IS NOT TRUE
 BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
 CREATE TRIGGER outbox_state_final BEFORE UPDATE ON outbox_state WHEN OLD.state IN ('delivered', 'dead')
@@ -485,25 +492,26 @@ BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_state_key_kept BEFORE UPDATE ON outbox_state WHEN NEW.key IS NULL AND OLD.key IS NOT NULL
     AND NOT (NEW.state IS 'dead' AND NEW.reason IN ('superseded', 'expired', 'fenced') AND NEW.effect IS 'none')
 BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
-CREATE TRIGGER outbox_state_keep BEFORE DELETE ON outbox_state WHEN OLD.state NOT IN ('delivered', 'dead')
-    OR OLD.seq > (SELECT pruned_seq FROM outbox_scope WHERE scope = OLD.scope) OR EXISTS (SELECT 1 FROM outbox WHERE n = OLD.n)
+CREATE TRIGGER outbox_state_keep BEFORE DELETE ON outbox_state WHEN EXISTS (SELECT 1 FROM outbox WHERE n = OLD.n)
 BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
 CREATE TRIGGER outbox_scope_new BEFORE INSERT ON outbox_scope WHEN EXISTS (SELECT 1 FROM outbox_scope WHERE scope = NEW.scope)
+    OR NEW.watermark IS NULL OR NEW.watermark NOT BETWEEN 0 AND 4611686018427387904
     OR NEW.next_seq IS NOT 1 OR NEW.era IS NOT 0 OR NEW.pruned_seq IS NOT 0
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
-CREATE TRIGGER outbox_scope_rise BEFORE UPDATE ON outbox_scope WHEN NEW.scope IS NOT OLD.scope OR NEW.watermark IS NULL OR NEW.next_seq IS NULL
+CREATE TRIGGER outbox_scope_rise BEFORE UPDATE ON outbox_scope WHEN NEW.scope IS NOT OLD.scope OR NEW.watermark IS NULL
+    OR NEW.watermark NOT BETWEEN 0 AND 4611686018427387904 OR NEW.next_seq IS NULL
     OR NEW.era IS NULL OR NEW.era NOT IN (OLD.era, OLD.era + 1) OR (NEW.watermark < OLD.watermark AND NEW.era = OLD.era)
     OR (NEW.era > OLD.era AND NEW.source IS NULL) OR NEW.next_seq NOT IN (OLD.next_seq, OLD.next_seq + 1)
     OR (NEW.next_seq > OLD.next_seq AND NOT EXISTS (SELECT 1 FROM outbox_state WHERE scope = OLD.scope AND seq = OLD.next_seq))
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
-CREATE TRIGGER outbox_scope_prune BEFORE UPDATE ON outbox_scope WHEN NEW.pruned_seq IS NOT OLD.pruned_seq AND (NEW.pruned_seq IS NULL
+CREATE TRIGGER outbox_scope_prune BEFORE UPDATE OF pruned_seq ON outbox_scope WHEN NEW.pruned_seq IS NOT OLD.pruned_seq AND (NEW.pruned_seq IS NULL
     OR NEW.pruned_seq < OLD.pruned_seq OR NEW.pruned_seq >= OLD.next_seq
     OR EXISTS (SELECT 1 FROM outbox_state WHERE scope = OLD.scope AND seq > OLD.pruned_seq AND seq <= NEW.pruned_seq AND state NOT IN ('delivered', 'dead')))
 BEGIN SELECT RAISE(ABORT, 'FP007 command is live'); END;
-CREATE TRIGGER outbox_scope_bound BEFORE UPDATE ON outbox_scope WHEN OLD.holder IS NOT NULL AND NEW.holder IS NOT OLD.holder
+CREATE TRIGGER outbox_scope_bound BEFORE UPDATE OF holder ON outbox_scope WHEN OLD.holder IS NOT NULL AND NEW.holder IS NOT OLD.holder
     AND NEW.watermark IS OLD.watermark AND NEW.era IS OLD.era
 BEGIN SELECT RAISE(ABORT, 'FP002 token belongs to another holder'); END;
-CREATE TRIGGER outbox_scope_source BEFORE UPDATE ON outbox_scope WHEN OLD.source IS NOT NULL AND NEW.source IS NOT OLD.source AND NEW.era IS OLD.era
+CREATE TRIGGER outbox_scope_source BEFORE UPDATE OF source ON outbox_scope WHEN OLD.source IS NOT NULL AND NEW.source IS NOT OLD.source AND NEW.era IS OLD.era
 BEGIN SELECT RAISE(ABORT, 'FP014 other source'); END;
 CREATE TRIGGER outbox_scope_keep BEFORE DELETE ON outbox_scope BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_lane_new BEFORE INSERT ON outbox_lane WHEN EXISTS (SELECT 1 FROM outbox_lane WHERE scope = NEW.scope AND lane = NEW.lane)
@@ -511,6 +519,8 @@ BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_lane_rise BEFORE UPDATE ON outbox_lane WHEN NEW.scope IS NOT OLD.scope OR NEW.lane IS NOT OLD.lane
     OR NEW.begun_era IS NULL OR NEW.begun_token IS NULL OR NEW.begun_seq IS NULL
     OR (NEW.begun_era, NEW.begun_token, NEW.begun_seq) < (OLD.begun_era, OLD.begun_token, OLD.begun_seq)
+    OR (NEW.head_n IS NULL AND OLD.head_n IS NOT NULL AND EXISTS (SELECT 1 FROM outbox_state WHERE scope = OLD.scope AND lane = OLD.lane
+      AND state IN ('pending', 'sending', 'in_doubt', 'parked')))
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_lane_keep BEFORE DELETE ON outbox_lane BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_attempt_new BEFORE INSERT ON outbox_attempt WHEN EXISTS (SELECT 1 FROM outbox_attempt WHERE n = NEW.n AND attempt_no >= NEW.attempt_no)
@@ -528,8 +538,14 @@ CREATE TRIGGER outbox_policy_legal BEFORE UPDATE ON outbox_policy WHEN NEW.one I
     OR NEW.require_seal IS NULL OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump IS NULL OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
     OR NEW.max_payload IS NULL OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention IS NULL OR NEW.key_retention < 0
 BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
-CREATE TRIGGER outbox_scope_legal BEFORE UPDATE ON outbox_scope WHEN NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
-    OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904 OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention < 0
+CREATE TRIGGER outbox_scope_legal BEFORE UPDATE OF on_takeover, require_seal, max_jump, max_payload, key_retention ON outbox_scope
+  WHEN NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
+    OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
+    OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention < 0
+BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
+CREATE TRIGGER outbox_scope_first BEFORE INSERT ON outbox_scope WHEN NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
+    OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
+    OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention < 0
 BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
 CREATE TRIGGER outbox_dispatcher_new BEFORE INSERT ON outbox_dispatcher BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_dispatcher_rise BEFORE UPDATE ON outbox_dispatcher WHEN NEW.one IS NOT 1 OR NEW.epoch IS NULL OR NEW.epoch < OLD.epoch
@@ -543,14 +559,20 @@ CREATE TRIGGER outbox_meta_rise BEFORE UPDATE ON outbox_meta WHEN NEW.one IS NOT
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END
 ;
 CREATE TRIGGER outbox_meta_keep BEFORE DELETE ON outbox_meta BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
-CREATE TRIGGER outbox_pause_new BEFORE INSERT ON outbox_pause WHEN NEW.kind IS NULL OR NEW.destination IS NULL OR NEW.scope IS NULL
-    OR EXISTS (SELECT 1 FROM outbox_pause WHERE kind = NEW.kind AND destination = NEW.destination AND scope = NEW.scope)
+CREATE TRIGGER outbox_pause_new BEFORE INSERT ON outbox_pause
+  WHEN EXISTS (SELECT 1 FROM outbox_pause WHERE kind = NEW.kind AND destination = NEW.destination AND scope = NEW.scope)
+BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
+CREATE TRIGGER outbox_pause_legal BEFORE INSERT ON outbox_pause WHEN NEW.kind IS NULL OR NEW.destination IS NULL OR NEW.scope IS NULL
+    OR NEW.at_ms IS NULL OR NEW.who IS NULL OR NEW.reason IS NULL
+BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
+CREATE TRIGGER outbox_pause_same BEFORE UPDATE ON outbox_pause WHEN NEW.kind IS NOT OLD.kind OR NEW.destination IS NOT OLD.destination OR NEW.scope IS NOT OLD.scope
 BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_used_new BEFORE INSERT ON outbox_used WHEN EXISTS (SELECT 1 FROM outbox_used WHERE id = NEW.id)
-    OR EXISTS (SELECT 1 FROM outbox_used WHERE scope = NEW.scope AND key = NEW.key)
+    OR NOT EXISTS (SELECT 1 FROM outbox_state x WHERE x.n = coalesce((SELECT n FROM outbox WHERE id = NEW.id), (SELECT n FROM outbox_state WHERE minted_id = NEW.id))
+      AND x.scope = NEW.scope AND x.key IS NEW.key AND x.state IN ('delivered', 'dead'))
 BEGIN SELECT RAISE(ABORT, 'FP005 id exists with other content'); END;
-CREATE TRIGGER outbox_used_same BEFORE UPDATE ON outbox_used WHEN NOT (NEW.id IS OLD.id AND NEW.scope IS OLD.scope AND NEW.key IS OLD.key AND NEW.sha256 IS OLD.sha256
-    AND NEW.until_ms >= OLD.until_ms)
+CREATE TRIGGER outbox_used_same BEFORE UPDATE ON outbox_used WHEN (NEW.id IS OLD.id AND NEW.scope IS OLD.scope AND NEW.key IS OLD.key
+    AND NEW.sha256 IS OLD.sha256 AND NEW.until_ms >= OLD.until_ms) IS NOT TRUE
 BEGIN SELECT RAISE(ABORT, 'FP006 command is immutable'); END;
 CREATE TRIGGER outbox_used_keep BEFORE DELETE ON outbox_used WHEN OLD.until_ms > CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
     OR EXISTS (SELECT 1 FROM outbox WHERE id = OLD.id) OR EXISTS (SELECT 1 FROM outbox_state WHERE minted_id = OLD.id)

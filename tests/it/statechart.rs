@@ -83,6 +83,7 @@ fn commands(state: State) -> Vec<CommandFacts> {
                                 first_begun_ms,
                                 first_unknown_ms,
                                 begun_ms: Some(NOW_MS - 1_000),
+                                not_before_ms: None,
                                 due_ms: NOW_MS,
                                 overtaken,
                             });

@@ -203,8 +203,13 @@ fn ids_that_are_not_there() {
     let site = Site::new();
     site.webhook("kept", "s", 1, "good");
     says(&site, &["kept"], "due", &["give --config"]);
-    site.sql("INSERT INTO outbox_used VALUES ('gone', 's', NULL, x'00', 1900000000000)");
-    says(&site, &["gone"], "pruned", &["was a command of s", "pruned", "never used again"]);
+    site.webhook("gone", "t", 1, "good");
+    site.sql(
+        "UPDATE outbox_state SET state = 'delivered', effect = 'done', updated_ms = 100000000000 WHERE scope = 't'",
+    );
+    let pruned = site.command("prune").args(["--delivered-older-than", "1s"]).output().unwrap();
+    assert!(pruned.status.success(), "{pruned:?}");
+    says(&site, &["gone"], "pruned", &["was a command of t", "pruned", "never used again"]);
     for (arguments, code, word) in [
         (vec!["never"], 65, "there is no command with the id never"),
         (vec!["--scope", "never"], 65, "nothing was ever written for the scope never"),
