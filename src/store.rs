@@ -79,6 +79,8 @@ pub struct Waiting {
     pub next_due_ms: Option<i64>,
     /// Whether the destination, or everything, is paused.
     pub paused: bool,
+    /// Whether one of these due times was computed in the future: by a clock that is ahead of ours.
+    pub ahead: bool,
 }
 
 /// What a begin asks for.

@@ -62,6 +62,11 @@ impl<S: Store> Attempt<S> {
         let evidence = evidence.to_json();
         let settled = self.record(event, evidence.clone()).await?;
         crate::faults::point("settled", &self.command.destination);
+        if settled.is_none() && arm.has_failed() {
+            let (command, scope) = (&self.command.id, &self.command.scope);
+            tracing::info!(command, scope, attempt = self.attempt_no, "recalled before anything was sent");
+            return Ok(None);
+        }
         self.log(event, settled.as_ref(), &evidence);
         Ok(settled)
     }

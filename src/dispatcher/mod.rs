@@ -104,6 +104,7 @@ pub async fn run<S: Store>(
         loud: BTreeMap::new(),
         unknown_destinations: 0,
         refused: BTreeMap::new(),
+        correct_after_boot_ms: 0,
         summary: Summary::default(),
     };
     dispatcher.serve(stop).await
@@ -123,6 +124,7 @@ struct Dispatcher<S: Store> {
     loud: BTreeMap<Route, i64>,
     unknown_destinations: usize,
     refused: BTreeMap<i64, i64>,
+    correct_after_boot_ms: i64,
     summary: Summary,
 }
 
@@ -256,7 +258,13 @@ impl<S: Store> Dispatcher<S> {
     }
 
     async fn look_for_work(&mut self, now: Now) -> Result<Look, StoreError> {
-        let outlook = self.store.outlook(now.wall_ms).await?;
+        let mut outlook = self.store.outlook(now.wall_ms).await?;
+        // A writer's clock is ahead of ours: what it inserted is due, whatever it thought the time was.
+        if outlook.iter().any(|waiting| waiting.ahead) && now.boot_ms >= self.correct_after_boot_ms {
+            self.correct_after_boot_ms = now.boot_ms.saturating_add(LOUD_EVERY_MS);
+            self.clock_was_set_back(now.wall_ms).await?;
+            outlook = self.store.outlook(now.wall_ms).await?;
+        }
         if let Some(found) = self.look_for_suspects(&outlook, now).await? {
             return Ok(found);
         }

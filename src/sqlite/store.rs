@@ -298,12 +298,13 @@ fn settled(facts: &CommandFacts) -> Settled {
 
 // ── Looking ──────────────────────────────────────────────────────────────────────────────────────────
 
-const FIRST: &str = "SELECT kind, destination, due_ms FROM outbox_lane WHERE due_ms IS NOT NULL
+const FIRST: &str = "SELECT kind, destination, due_ms, set_ms FROM outbox_lane WHERE due_ms IS NOT NULL
     ORDER BY kind, destination, due_ms LIMIT 1";
-const AFTER: &str = "SELECT kind, destination, due_ms FROM outbox_lane WHERE due_ms IS NOT NULL
+const AFTER: &str = "SELECT kind, destination, due_ms, set_ms FROM outbox_lane WHERE due_ms IS NOT NULL
     AND (kind, destination) > (?1, ?2) ORDER BY kind, destination, due_ms LIMIT 1";
 const NEXT_DUE: &str =
-    "SELECT min(due_ms) FROM outbox_lane WHERE kind = ?1 AND destination = ?2 AND due_ms IS NOT NULL AND due_ms > ?3";
+    "SELECT due_ms, set_ms FROM outbox_lane WHERE kind = ?1 AND destination = ?2 AND due_ms IS NOT NULL AND due_ms > ?3
+    ORDER BY due_ms LIMIT 1";
 
 const PAUSED: &str = "SELECT 1 FROM outbox_pause WHERE scope = '' AND kind IN ('', ?1) AND destination IN ('', ?2)
     AND (until_ms IS NULL OR until_ms > ?3)";
@@ -323,20 +324,23 @@ fn outlook(connection: &Connection, now_ms: i64) -> rusqlite::Result<Vec<Waiting
     let line = |row: &Row<'_>| {
         let bytes =
             |column| Ok::<_, rusqlite::Error>(row.get_ref(column)?.as_bytes_or_null()?.unwrap_or_default().to_owned());
-        Ok((Route { kind: bytes(0)?, destination: bytes(1)? }, row.get::<_, i64>(2)?))
+        Ok((Route { kind: bytes(0)?, destination: bytes(1)? }, row.get::<_, i64>(2)?, row.get::<_, Option<i64>>(3)?))
     };
     let mut found = connection.prepare_cached(FIRST)?.query_row([], line).optional()?;
     let mut waiting = Vec::new();
-    while let Some((route, first_due_ms)) = found {
+    while let Some((route, first_due_ms, first_set_ms)) = found {
         let (kind, destination) = (Bytes(&route.kind), Bytes(&route.destination));
-        let next_due_ms = if first_due_ms > now_ms {
-            Some(first_due_ms)
+        let next = if first_due_ms > now_ms {
+            Some((first_due_ms, first_set_ms))
         } else {
-            connection.prepare_cached(NEXT_DUE)?.query_row(params![kind, destination, now_ms], |row| row.get(0))?
+            let times = |row: &Row<'_>| Ok((row.get(0)?, row.get::<_, Option<i64>>(1)?));
+            connection.prepare_cached(NEXT_DUE)?.query_row(params![kind, destination, now_ms], times).optional()?
         };
+        let ahead = next.is_some_and(|(_, set_ms)| set_ms.is_some_and(|set_ms| set_ms > now_ms + CLOCK_SLACK_MS));
+        let next_due_ms = next.map(|(due_ms, _)| due_ms);
         let paused = connection.prepare_cached(PAUSED)?.exists(params![kind, destination, now_ms])?;
         found = connection.prepare_cached(AFTER)?.query_row(params![kind, destination], line).optional()?;
-        waiting.push(Waiting { route, first_due_ms, next_due_ms, paused });
+        waiting.push(Waiting { route, first_due_ms, next_due_ms, paused, ahead });
     }
     Ok(waiting)
 }

@@ -436,3 +436,25 @@ fn a_commit_elsewhere_wakes_the_dispatcher() {
     }
     daemon.stop();
 }
+
+/// H04: a worker's clock that is an hour ahead delays nothing, also while the dispatcher runs; only
+/// `not_before_ms` does.
+#[test]
+fn h04_a_clock_that_is_ahead_delays_nothing() {
+    let server = Server::start(|_| Reply::status(200));
+    let site = Site::new();
+    site.configure(&webhook("billing", &server.url(), ""));
+    let daemon = site.start();
+    // As the trigger writes it under such a clock.
+    site.sql(
+        "INSERT INTO outbox(id, scope, token, kind, destination, payload, not_before_ms)
+           VALUES ('later', 'l', 1, 'webhook', 'billing', '{}', CAST(strftime('%s','now','+2 hours') AS INTEGER) * 1000);
+         INSERT INTO outbox(id, scope, token, kind, destination, payload) VALUES ('fast', 's', 3, 'webhook', 'billing', '{}');
+         UPDATE outbox_state SET due_ms = due_ms + 3600000, set_ms = set_ms + 3600000 WHERE scope = 's';
+         INSERT INTO outbox(id, scope, token, kind, destination, payload) VALUES ('right', 's', 4, 'webhook', 'billing', '{}');",
+    );
+    site.wait_for_state("right", "delivered");
+    daemon.stop();
+    assert_eq!(ids(&server.requests()), ["fast", "right"]);
+    assert_eq!(site.status("later").attempt_no, 0);
+}
