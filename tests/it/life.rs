@@ -64,7 +64,7 @@ fn h76a_a_mail_is_cancelled_between_begin_and_arm() {
     assert_eq!(site.state("e"), ("dead/cancelled".into(), "none".into()));
     server.release();
     site.wait_for_state("next", "delivered");
-    daemon.wait_for_log("the command was ended");
+    daemon.wait_for_log("recalled before anything was sent");
     daemon.stop();
     assert_eq!(subjects(&server), ["next"]);
     assert_eq!(server.sessions()[0].body_bytes, 0, "no byte of the body");
