@@ -548,20 +548,21 @@ END;
 -- ── Take-over: any raise of a watermark, from inside whatever raised it ────────────────────────────
 
 -- Under 'discard' what waits ends, and what was begun and may not send yet is recalled; under 'review' what
--- is pending is parked. An armed attempt runs to its outcome. Each raise looks at adopted commands again.
+-- is pending is parked. An armed attempt runs to its outcome. Every
+-- command that is there when a watermark rises is older than it. Each raise looks at adopted commands again.
 CREATE TRIGGER outbox_takeover AFTER UPDATE OF watermark ON outbox_scope WHEN NEW.watermark > OLD.watermark AND NEW.era = OLD.era
     AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) <> 'deliver'
 BEGIN
   UPDATE outbox_attempt SET settled_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), outcome = 'deferred', evidence = '{"phase":"recalled"}'
     WHERE settled_ms IS NULL AND armed_ms IS NULL AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'discard'
-      AND n IN (SELECT n FROM outbox_state WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'sending' AND (era < NEW.era OR token < NEW.watermark));
+      AND n IN (SELECT n FROM outbox_state WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'sending');
   UPDATE outbox_state SET state = 'dead', reason = 'superseded', key = CASE WHEN effect = 'none' THEN NULL ELSE key END,
       updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
-    WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND (era < NEW.era OR token < NEW.watermark)
+    WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked')
       AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'discard'
       AND (state IN ('pending', 'parked') OR (state = 'sending' AND NOT EXISTS (SELECT 1 FROM outbox_attempt a WHERE a.n = outbox_state.n AND a.settled_ms IS NULL)));
   UPDATE outbox_state SET state = 'parked', reason = NULL, updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
-    WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'pending' AND (era < NEW.era OR token < NEW.watermark)
+    WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'pending'
       AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'review';
 END;
 

@@ -50,7 +50,7 @@ CREATE TABLE outbox_scope(
   max_payload   INTEGER,
   key_retention INTEGER
 ) STRICT, WITHOUT ROWID;
-INSERT INTO outbox_scope VALUES('leased','lease',1,'h',0,1,0,1796153010257,1796153040257,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_scope VALUES('leased','lease',1,'h',0,1,0,1796153789609,1796153819609,NULL,NULL,NULL,NULL,NULL);
 INSERT INTO outbox_scope VALUES('s',NULL,5,NULL,0,7,0,NULL,NULL,NULL,NULL,NULL,NULL,NULL);
 CREATE TABLE outbox_state(
   n                INTEGER PRIMARY KEY,
@@ -81,12 +81,12 @@ CREATE TABLE outbox_state(
   adopted_token    INTEGER,
   erased_ms        INTEGER                         -- when payload and headers were erased
 ) STRICT;
-INSERT INTO outbox_state VALUES(1,'s','',1,0,5,NULL,'k','delivered',NULL,NULL,'done',1,1,0,0,0,0,1796153010250,1796153010250,1796153010250,1796153010250,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(2,'s','',2,0,5,NULL,NULL,'dead','refused',NULL,'none',1,1,0,0,0,0,1796153010251,1796153010251,1796153010251,1796153010251,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(3,'s','mail',3,0,5,NULL,NULL,'in_doubt',NULL,NULL,'possible',1,1,0,0,0,0,1796153010252,1796153010252,1796153010252,1796153010252,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(4,'s','c',4,0,5,NULL,NULL,'sending',NULL,NULL,'none',1,1,0,0,0,0,1796153010253,1796153010253,1796153010253,1796153010253,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(5,'s','d',5,0,5,NULL,NULL,'parked',NULL,NULL,'none',0,0,0,0,0,0,1796153010254,1796153010254,1796153010254,1796153010254,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(6,'s','',6,0,5,'810a3b0b00b30a0db170b048936de12f',NULL,'pending',NULL,NULL,'none',0,0,0,0,0,0,1796153010255,1796153010255,1796153010255,1796153010255,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(1,'s','',1,0,5,NULL,'k','delivered',NULL,NULL,'done',1,1,0,0,0,0,1796153789599,1796153789599,1796153789599,1796153789599,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(2,'s','',2,0,5,NULL,NULL,'dead','refused',NULL,'none',1,1,0,0,0,0,1796153789600,1796153789600,1796153789600,1796153789600,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(3,'s','mail',3,0,5,NULL,NULL,'in_doubt',NULL,NULL,'possible',1,1,0,0,0,0,1796153789602,1796153789602,1796153789602,1796153789602,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(4,'s','c',4,0,5,NULL,NULL,'sending',NULL,NULL,'none',1,1,0,0,0,0,1796153789603,1796153789603,1796153789603,1796153789603,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(5,'s','d',5,0,5,NULL,NULL,'parked',NULL,NULL,'none',0,0,0,0,0,0,1796153789605,1796153789605,1796153789605,1796153789605,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(6,'s','',6,0,5,'61d188e04ccbb1195995864ee6acc7df',NULL,'pending',NULL,NULL,'none',0,0,0,0,0,0,1796153789606,1796153789606,1796153789606,1796153789606,NULL,NULL,NULL,NULL,NULL);
 CREATE TABLE outbox_lane(
   scope       TEXT NOT NULL,
   lane        TEXT NOT NULL,
@@ -100,10 +100,10 @@ CREATE TABLE outbox_lane(
   begun_seq   INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (scope, lane)
 ) STRICT, WITHOUT ROWID;
-INSERT INTO outbox_lane VALUES('s','',6,'webhook','billing',1796153010255,1796153010255,0,0,0);
-INSERT INTO outbox_lane VALUES('s','c',4,'webhook','billing',NULL,1796153010253,0,0,0);
-INSERT INTO outbox_lane VALUES('s','d',5,'webhook','billing',NULL,1796153010254,0,0,0);
-INSERT INTO outbox_lane VALUES('s','mail',3,'email','main',NULL,1796153010252,0,0,0);
+INSERT INTO outbox_lane VALUES('s','',6,'webhook','billing',1796153789606,1796153789606,0,0,0);
+INSERT INTO outbox_lane VALUES('s','c',4,'webhook','billing',NULL,1796153789603,0,0,0);
+INSERT INTO outbox_lane VALUES('s','d',5,'webhook','billing',NULL,1796153789605,0,0,0);
+INSERT INTO outbox_lane VALUES('s','mail',3,'email','main',NULL,1796153789602,0,0,0);
 CREATE TABLE outbox_attempt(
   n          INTEGER NOT NULL,
   attempt_no INTEGER NOT NULL,
@@ -165,10 +165,10 @@ CREATE TABLE outbox_event(
   reason TEXT,
   effect TEXT NOT NULL
 ) STRICT;
-INSERT INTO outbox_event VALUES(1,1796153010250,'delivered','delivered','s','',1,'k',NULL,'done');
-INSERT INTO outbox_event VALUES(2,1796153010251,'dead','dead','s','',2,NULL,'refused','none');
-INSERT INTO outbox_event VALUES(3,1796153010252,'in_doubt','doubt','s','mail',3,NULL,NULL,'possible');
-INSERT INTO outbox_event VALUES(4,1796153010254,'parked','parked','s','d',5,NULL,NULL,'none');
+INSERT INTO outbox_event VALUES(1,1796153789599,'delivered','delivered','s','',1,'k',NULL,'done');
+INSERT INTO outbox_event VALUES(2,1796153789600,'dead','dead','s','',2,NULL,'refused','none');
+INSERT INTO outbox_event VALUES(3,1796153789602,'in_doubt','doubt','s','mail',3,NULL,NULL,'possible');
+INSERT INTO outbox_event VALUES(4,1796153789605,'parked','parked','s','d',5,NULL,NULL,'none');
 CREATE TABLE outbox_audit(
   n      INTEGER PRIMARY KEY,
   at_ms  INTEGER NOT NULL,
@@ -187,7 +187,7 @@ CREATE TABLE outbox_meta(
   uuid       TEXT NOT NULL,           -- of this database
   created_ms INTEGER NOT NULL
 ) STRICT;
-INSERT INTO outbox_meta VALUES(1,1,0,'80fbebf1c8005d4f6315516e4b019391',1796153010238);
+INSERT INTO outbox_meta VALUES(1,1,0,'a04dbae7d1ae2a0b7ca401a96b6d35ac',1796153789589);
 DELETE FROM sqlite_sequence;
 INSERT INTO sqlite_sequence VALUES('outbox_event',4);
 CREATE UNIQUE INDEX outbox_state_seq    ON outbox_state(scope, seq);
@@ -412,14 +412,14 @@ CREATE TRIGGER outbox_takeover AFTER UPDATE OF watermark ON outbox_scope WHEN NE
 BEGIN
   UPDATE outbox_attempt SET settled_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), outcome = 'deferred', evidence = '{"phase":"recalled"}'
     WHERE settled_ms IS NULL AND armed_ms IS NULL AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'discard'
-      AND n IN (SELECT n FROM outbox_state WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'sending' AND (era < NEW.era OR token < NEW.watermark));
+      AND n IN (SELECT n FROM outbox_state WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'sending');
   UPDATE outbox_state SET state = 'dead', reason = 'superseded', key = CASE WHEN effect = 'none' THEN NULL ELSE key END,
       updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
-    WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND (era < NEW.era OR token < NEW.watermark)
+    WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked')
       AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'discard'
       AND (state IN ('pending', 'parked') OR (state = 'sending' AND NOT EXISTS (SELECT 1 FROM outbox_attempt a WHERE a.n = outbox_state.n AND a.settled_ms IS NULL)));
   UPDATE outbox_state SET state = 'parked', reason = NULL, updated_ms = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
-    WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'pending' AND (era < NEW.era OR token < NEW.watermark)
+    WHERE scope = NEW.scope AND state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'pending'
       AND coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'review';
 END;
 CREATE TRIGGER outbox_state_event AFTER UPDATE ON outbox_state

@@ -26,7 +26,30 @@ type Covered = (&'static str, &'static str, Option<(&'static str, &'static str)>
 /// Mutants that nothing notices: the text that is changed, what covers for it, and that cover taken away
 /// too, after which it must be noticed. Without a third text nothing covers: the condition only saves
 /// work, and the result is the same without it.
-const COVERED: [Covered; 6] = [
+const COVERED: [Covered; 13] = [
+    (
+        "outbox_keep: AND x.state IN ('delivered', 'dead') -> ",
+        "outbox_scope_prune lets pruned_seq rise over final commands only",
+        Some(("AND state NOT IN ('delivered', 'dead')))", "AND 0))")),
+    ),
+    (
+        "outbox_attempt_keep: AND x.state IN ('delivered', 'dead') -> ",
+        "outbox_scope_prune lets pruned_seq rise over final commands only",
+        Some(("AND state NOT IN ('delivered', 'dead')))", "AND 0))")),
+    ),
+    ("outbox_state_event: NEW.state = 'pending' -> 1", "out of in_doubt and parked everything else is an end", None),
+    (
+        "outbox_takeover: coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) <> 'deliver' -> 1",
+        "each statement asks for its policy again: this only saves work",
+        None,
+    ),
+    (
+        "outbox_takeover: coalesce(NEW.on_takeover, (SELECT on_takeover FROM outbox_policy)) = 'review' -> 1",
+        "under discard nothing is pending any more",
+        None,
+    ),
+    ("outbox_verdict_do: a.attempt_no = x.attempt_no -> 1", "the only open attempt is the current one", None),
+    ("outbox_verdict_do: typeof(NEW.id) <> 'text' -> 0", "no command has an id that is not a text", None),
     ("outbox_takeover: state = 'sending' AND  -> ", "an unarmed open attempt is of a command that is sending", None),
     ("outbox_takeover: AND state = 'sending' -> ", "an unarmed open attempt is of a command that is sending", None),
     (
