@@ -7,7 +7,7 @@
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::inspect::{self, Attempt, Detail, Listed, Reign};
-use super::{facts, store};
+use super::{facts, look};
 use crate::rules::{Outcome, Served, Standing, Told, Tried, is_suspect};
 
 /// How many lanes of a scope are looked at.
@@ -111,7 +111,7 @@ pub fn used(connection: &Connection, id: &str) -> rusqlite::Result<Option<Used>>
 
 fn of_command(connection: &Connection, n: i64, now_ms: i64) -> rusqlite::Result<Facts> {
     let detail = inspect::detail(connection, n)?;
-    let mut candidate = store::candidate(connection, n, now_ms)?;
+    let mut candidate = look::candidate(connection, n, now_ms)?;
     candidate.state = facts::load(connection, n)?.state;
     let (why, found_row) =
         connection.query_row("SELECT why, found_row FROM outbox_state WHERE n = ?1", [n], |row| {
