@@ -7,30 +7,12 @@
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::inspect::{self, Attempt, Detail, Listed, Reign};
+use super::pause::Pause;
 use super::{facts, look};
 use crate::rules::{Outcome, Served, Standing, Told, Tried, is_suspect};
 
 /// How many lanes of a scope are looked at.
 pub const LANES_MAX: usize = 20;
-
-/// A pause that holds a command.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pause {
-    /// Of this kind, or of every one where it is empty.
-    pub kind: String,
-    /// To this destination, or to every one.
-    pub destination: String,
-    /// In this scope, or in every one.
-    pub scope: String,
-    /// When it ends by itself.
-    pub until_ms: Option<i64>,
-    /// Since when.
-    pub at_ms: i64,
-    /// Who asked for it.
-    pub who: String,
-    /// Why.
-    pub reason: String,
-}
 
 /// Everything that tells why a command stands where it stands.
 #[derive(Debug, Clone)]
