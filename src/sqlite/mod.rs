@@ -1,8 +1,8 @@
 //! SQLite: the only place with SQLite's SQL.
 //!
 //! The worker side (`schema`, `worker`, `content`, `fenced`, `refused`, `events`) needs nothing but
-//! rusqlite and a hash. The dispatcher's side (`facts`, `store`, `writer`, `lock`, `wake`) and the
-//! operator's (the rest) come with the feature `dispatcher`.
+//! rusqlite and a hash. The dispatcher's side (`facts`, `identity`, `lock`, `look`, `reader`, `store`, `wake`,
+//! `writer`) and the operator's (the rest) come with the feature `dispatcher`.
 
 #[cfg(feature = "dispatcher")]
 pub mod audit;
@@ -22,11 +22,15 @@ pub mod inspect;
 #[cfg(feature = "dispatcher")]
 mod lock;
 #[cfg(feature = "dispatcher")]
+mod look;
+#[cfg(feature = "dispatcher")]
 pub mod operator;
 #[cfg(feature = "dispatcher")]
 pub mod pause;
 #[cfg(feature = "dispatcher")]
 mod proc;
+#[cfg(feature = "dispatcher")]
+mod reader;
 mod refused;
 #[cfg(feature = "dispatcher")]
 pub mod resolve;

@@ -293,16 +293,22 @@ impl Pass<'_> {
         }
     }
 
-    fn prune(&mut self) -> rusqlite::Result<bool> {
-        let mut after = Vec::new();
-        while let Some(look) = scopes(self.connection, &self.limits, &mut after)? {
-            let mut left = VecDeque::from(look);
+    /// Goes on from look to look until nothing more is found, and does `one` to each that was found; it says
+    /// whether there was room for it.
+    fn each<Found, Place: Default>(
+        &mut self,
+        look: impl Fn(&Connection, &Limits, &mut Place) -> rusqlite::Result<Option<Vec<Found>>>,
+        one: impl Fn(&Transaction<'_>, &Limits, &Found, &mut Room, &mut Gone) -> rusqlite::Result<bool>,
+    ) -> rusqlite::Result<bool> {
+        let mut after = Place::default();
+        while let Some(found) = look(self.connection, &self.limits, &mut after)? {
+            let mut left = VecDeque::from(found);
             if left.is_empty() {
                 continue;
             }
             let go_on = self.in_steps(|transaction, limits, room, gone| {
-                while let Some(scope) = left.front() {
-                    if !prune_front(transaction, limits, scope, room, gone)? {
+                while let Some(found) = left.front() {
+                    if !one(transaction, limits, found, room, gone)? {
                         return Ok(false);
                     }
                     left.pop_front();
@@ -316,28 +322,18 @@ impl Pass<'_> {
         Ok(true)
     }
 
+    fn prune(&mut self) -> rusqlite::Result<bool> {
+        self.each(scopes, |transaction, limits, scope, room, gone| prune_front(transaction, limits, scope, room, gone))
+    }
+
     fn erase(&mut self) -> rusqlite::Result<bool> {
-        let mut after = 0;
-        while let Some(look) = erasable(self.connection, &self.limits, &mut after)? {
-            let mut left = VecDeque::from(look);
-            if left.is_empty() {
-                continue;
+        self.each(erasable, |transaction, limits, n, room, gone| {
+            let free = room.take();
+            if free {
+                gone.erased += u64::from(erase(transaction, limits, *n)?);
             }
-            let go_on = self.in_steps(|transaction, limits, room, gone| {
-                while let Some(n) = left.front() {
-                    if !room.take() {
-                        return Ok(false);
-                    }
-                    gone.erased += u64::from(erase(transaction, limits, *n)?);
-                    left.pop_front();
-                }
-                Ok(true)
-            })?;
-            if !go_on {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+            Ok(free)
+        })
     }
 
     fn events(&mut self) -> rusqlite::Result<bool> {

@@ -7,30 +7,12 @@
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::inspect::{self, Attempt, Detail, Listed, Reign};
-use super::{facts, store};
+use super::pause::Pause;
+use super::{facts, look};
 use crate::rules::{Outcome, Served, Standing, Told, Tried, is_suspect};
 
 /// How many lanes of a scope are looked at.
 pub const LANES_MAX: usize = 20;
-
-/// A pause that holds a command.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pause {
-    /// Of this kind, or of every one where it is empty.
-    pub kind: String,
-    /// To this destination, or to every one.
-    pub destination: String,
-    /// In this scope, or in every one.
-    pub scope: String,
-    /// When it ends by itself.
-    pub until_ms: Option<i64>,
-    /// Since when.
-    pub at_ms: i64,
-    /// Who asked for it.
-    pub who: String,
-    /// Why.
-    pub reason: String,
-}
 
 /// Everything that tells why a command stands where it stands.
 #[derive(Debug, Clone)]
@@ -111,7 +93,7 @@ pub fn used(connection: &Connection, id: &str) -> rusqlite::Result<Option<Used>>
 
 fn of_command(connection: &Connection, n: i64, now_ms: i64) -> rusqlite::Result<Facts> {
     let detail = inspect::detail(connection, n)?;
-    let mut candidate = store::candidate(connection, n, now_ms)?;
+    let mut candidate = look::candidate(connection, n, now_ms)?;
     candidate.state = facts::load(connection, n)?.state;
     let (why, found_row) =
         connection.query_row("SELECT why, found_row FROM outbox_state WHERE n = ?1", [n], |row| {

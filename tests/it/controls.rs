@@ -8,12 +8,6 @@ use crate::support::daemon::{Site, relay, webhook};
 use crate::support::http::{Gate, Reply, Server};
 use crate::support::{smtp, wait_until};
 
-fn killed_at(site: &Site, point: &str, destination: &str, broken: &str) {
-    let fault = format!("{point}:{destination}:kill");
-    let status = site.run_with(&[], &[("FENCEPOST_FAULT", &fault), ("FENCEPOST_BREAK", broken)]).wait();
-    assert_eq!(status.signal(), Some(9));
-}
-
 /// Without the arm a mail whose bytes are out looks as if nothing had left: it goes out twice, and nobody
 /// knows (S7, S11). With it, it is in doubt.
 #[test]
@@ -23,7 +17,7 @@ fn without_arm_a_mail_goes_out_twice_unknowingly() {
         let site = Site::new();
         site.configure(&relay("main", server.port(), ""));
         site.email("m", "s", 1, "main");
-        killed_at(&site, "sent", "main", broken);
+        site.killed_at("sent", "main", &[("FENCEPOST_BREAK", broken)]);
         site.drain();
         assert_eq!((server.mails().len(), site.status("m").state.as_str()), (arrivals, state), "without {broken}");
     }
@@ -33,9 +27,7 @@ fn without_arm_a_mail_goes_out_twice_unknowingly() {
 #[test]
 fn without_the_lock_two_dispatchers_send_at_once() {
     for (broken, arrivals) in [("lock", 2), ("nothing", 1)] {
-        let gate = Gate::new();
-        let held = gate.clone();
-        let server = Server::start(move |_| Reply::status(200).held_by(&held));
+        let (gate, server) = Server::held();
         let site = Site::new();
         site.configure(&webhook("billing", &server.url(), ""));
         site.webhook("w", "s", 1, "billing");
@@ -133,7 +125,7 @@ fn without_counting_a_killer_never_ends() {
         site.configure(&webhook("killer", &server.url(), "max_attempts = 3"));
         site.webhook("k", "k", 1, "killer");
         for _ in 0..3 {
-            killed_at(&site, "sent", "killer", broken);
+            site.killed_at("sent", "killer", &[("FENCEPOST_BREAK", broken)]);
         }
         let daemon =
             site.run_with(&["--drain"], &[("FENCEPOST_FAULT", "sent:killer:kill"), ("FENCEPOST_BREAK", broken)]);

@@ -147,9 +147,7 @@ fn h11_a_failing_head_ends_and_the_lane_goes_on() {
 /// H14: a graceful stop begins nothing new, gives back what has certainly sent nothing, and waits for
 /// the rest as long as it was told.
 fn graceful_stop(on_unknown: &str, state: &str) {
-    let gate = Gate::new();
-    let held = gate.clone();
-    let server = Server::start(move |_| Reply::status(200).held_by(&held));
+    let (gate, server) = Server::held();
     let relay_server = smtp::Server::start(smtp::Script::new().hold(smtp::Stage::Banner));
     let site = Site::new();
     site.configure(&format!(
@@ -276,9 +274,7 @@ fn h19_one_bad_row_stops_nothing_else() {
 /// H20: commands that can't progress take no place from others.
 #[test]
 fn h20_commands_that_cannot_progress_take_no_place() {
-    let gate = Gate::new();
-    let held = gate.clone();
-    let slow = Server::start(move |_| Reply::status(200).held_by(&held));
+    let (gate, slow) = Server::held();
     let server = Server::start(|_| Reply::status(200));
     let site = Site::new();
     site.configure(&format!(

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::support::daemon::{BINARY, Site, webhook};
-use crate::support::http::{Gate, Reply, Server};
+use crate::support::http::{Reply, Server};
 use crate::support::wait_until;
 
 struct Examined {
@@ -95,9 +95,7 @@ fn acquire(site: &Site) -> Result<i64, String> {
 /// A worker is stopped inside its write transaction while two sends are in flight: doctor names it, nothing
 /// is begun, and the two outcomes are kept. Then `end` lets the lock go.
 fn h82(end: impl FnOnce(&Site, &mut Worker)) {
-    let gate = Gate::new();
-    let held = gate.clone();
-    let server = Server::start(move |_| Reply::status(200).held_by(&held));
+    let (gate, server) = Server::held();
     let site = shop(&server);
     for (id, scope) in [("first", "a"), ("second", "b"), ("next", "a")] {
         site.webhook(id, scope, 1, "billing");

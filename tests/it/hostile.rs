@@ -4,7 +4,7 @@ use rusqlite::Connection;
 use rustix::process::Signal;
 
 use crate::support::daemon::{Site, webhook};
-use crate::support::http::{Gate, Reply, Server};
+use crate::support::http::{Reply, Server};
 use crate::support::wait_until;
 
 /// A kind or a destination that isn't UTF-8 ends as invalid, wherever its bytes sort, and hides nobody.
@@ -160,9 +160,7 @@ fn an_operator_is_told_why() {
 /// Two signals end the process at once, whatever it is busy with.
 #[test]
 fn two_signals_end_a_busy_process() {
-    let gate = Gate::new();
-    let held = gate.clone();
-    let server = Server::start(move |_| Reply::status(200).held_by(&held));
+    let (_gate, server) = Server::held();
     let site = Site::new();
     site.configure(&format!("[dispatcher]\ndrain_timeout = \"1h\"\n{}", webhook("billing", &server.url(), "")));
     site.webhook("w", "s", 1, "billing");

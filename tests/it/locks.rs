@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::daemon::{BINARY, Daemon, Site, webhook};
-use crate::support::http::{Gate, Reply, Server};
+use crate::support::http::{Reply, Server};
 use crate::support::wait_until;
 
 fn exit_code(daemon: Daemon) -> (Option<i32>, String) {
@@ -70,9 +70,7 @@ fn h53_a_stale_lock_file_means_nothing() {
 /// H53: D1 is killed while D2 waits.
 #[test]
 fn h53_a_killed_dispatcher_is_followed_at_once() {
-    let gate = Gate::new();
-    let held = gate.clone();
-    let server = Server::start(move |_| Reply::status(200).held_by(&held));
+    let (gate, server) = Server::held();
     let site = Site::new();
     site.configure(&webhook("billing", &server.url(), ""));
     site.webhook("w", "s", 1, "billing");

@@ -9,14 +9,6 @@ use crate::support::daemon::{Daemon, Site, relay, webhook};
 use crate::support::http::{Gate, Reply, Server};
 use crate::support::{smtp, wait_until};
 
-/// Runs until the process has killed itself at this point of an attempt to this destination.
-fn killed_at(site: &Site, point: &str, destination: &str) {
-    let daemon = site.run_with(&[], &[("FENCEPOST_FAULT", &format!("{point}:{destination}:kill"))]);
-    let log = Arc::clone(&daemon.log);
-    let status = daemon.wait();
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{}", log.lock().unwrap());
-}
-
 /// H12 for a webhook under `resend`: its begin armed it, so wherever the process dies it is sent again
 /// with the same id and bytes, and after its settle never again.
 #[test]
@@ -26,7 +18,7 @@ fn h12_webhook_killed_at_each_point() {
         let site = Site::new();
         site.configure(&webhook("billing", &server.url(), ""));
         site.webhook("w", "s", 1, "billing");
-        killed_at(&site, point, "billing");
+        site.killed_at(point, "billing", &[]);
         let before = site.status("w");
         if after == "pending" {
             assert_eq!(
@@ -59,7 +51,7 @@ fn h12_mail_killed_at_each_point() {
         let site = Site::new();
         site.configure(&relay("main", server.port(), ""));
         site.email("m", "s", 1, "main");
-        killed_at(&site, point, "main");
+        site.killed_at(point, "main", &[]);
         assert_eq!(server.mails().len(), arrived, "{point}");
         let expected = match (point, state) {
             ("begun", _) => ("sending", "none"),
@@ -85,9 +77,7 @@ fn h12_mail_killed_at_each_point() {
 /// H12 (b) with a kill from outside while the receiver holds its answer; H72 (a): the same id and bytes.
 #[test]
 fn h72_open_attempt_under_resend_is_resent() {
-    let gate = Gate::new();
-    let held = gate.clone();
-    let server = Server::start(move |_| Reply::status(200).held_by(&held));
+    let (gate, server) = Server::held();
     let site = Site::new();
     site.configure(&webhook("billing", &server.url(), ""));
     site.webhook("w", "s", 1, "billing");
@@ -117,9 +107,7 @@ fn h72_open_attempt_under_resend_is_resent() {
 }
 
 fn killed_while_the_receiver_holds(more: &str) -> (Site, Server, Gate) {
-    let gate = Gate::new();
-    let held = gate.clone();
-    let server = Server::start(move |_| Reply::status(200).held_by(&held));
+    let (gate, server) = Server::held();
     let site = Site::new();
     site.configure(&webhook("billing", &server.url(), more));
     site.sql(
@@ -177,9 +165,7 @@ fn h72_d_cancelled_after_the_restart_keeps_its_effect() {
 /// H74: a command that another process ended while its outcome was on the way costs the others nothing.
 #[test]
 fn h74_a_guard_refuses_one_verb_of_a_group_commit() {
-    let gate = Gate::new();
-    let held = gate.clone();
-    let server = Server::start(move |_| Reply::status(200).held_by(&held));
+    let (gate, server) = Server::held();
     let mails = smtp::Server::start(smtp::Script::new().hold(smtp::Stage::Data));
     let site = Site::new();
     site.configure(&format!(
@@ -224,9 +210,7 @@ fn h74_a_guard_refuses_one_verb_of_a_group_commit() {
 /// H74, the end: an epoch that is over rolls the whole batch back and ends the process with 75.
 #[test]
 fn h74_a_deposed_dispatcher_ends_with_75() {
-    let gate = Gate::new();
-    let held = gate.clone();
-    let server = Server::start(move |_| Reply::status(200).held_by(&held));
+    let (gate, server) = Server::held();
     let site = Site::new();
     site.configure(&webhook("billing", &server.url(), "on_unknown = \"hold\""));
     site.webhook("w", "s", 1, "billing");

@@ -1,7 +1,7 @@
 //! H55: no secret in a log, an evidence, a listing or an error, whatever fails and whatever the log level.
 
 use crate::support::daemon::Site;
-use crate::support::http::{Gate, Reply, Server};
+use crate::support::http::{Reply, Server};
 use crate::support::smtp;
 
 const SECRETS: [&str; 6] =
@@ -34,9 +34,7 @@ fn assert_silent(what: &str, text: &str) {
 
 #[test]
 fn h55_no_secret_is_shown_anywhere() {
-    let gate = Gate::new();
-    let held = gate.clone();
-    let slow = Server::start(move |_| Reply::status(200).held_by(&held));
+    let (gate, slow) = Server::held();
     let failing = Server::start(|_| Reply::status(500).body("echo: s3cr3t-Query"));
     let moved =
         Server::start(|_| Reply::status(302).header("Location", "http://elsewhere.example/x?token=s3cr3t-Query"));

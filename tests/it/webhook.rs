@@ -649,9 +649,7 @@ fn an_answer_that_does_not_come_in_time_is_unknown() {
     let limit = Duration::from_millis(300);
     let (read, whole) = (settings(None), settings(None));
     for limits in [Settings { read_timeout: limit, ..read }, Settings { timeout: limit, ..whole }] {
-        let gate = Gate::new();
-        let held = gate.clone();
-        let server = Server::start(move |_| Reply::status(200).held_by(&held));
+        let (gate, server) = Server::held();
         let started = Instant::now();
         let report = send(Settings { url: Some(server.url().parse().unwrap()), ..limits }, &command());
         assert_eq!(report.outcome, Outcome::Unknown);
@@ -721,9 +719,7 @@ async fn until(condition: impl Fn() -> bool) {
 /// A recalled or stopped attempt must not leave a connection behind that goes on.
 #[test]
 fn dropping_the_attempt_closes_its_connection() {
-    let gate = Gate::new();
-    let held = gate.clone();
-    let server = Server::start(move |_| Reply::status(200).held_by(&held));
+    let (_gate, server) = Server::held();
     let webhook = Webhook::new(settings(Some(&server.url()))).unwrap();
     let (command, arm) = (command(), Arm::begun_armed());
     let request = Request { command: &command, attempt_no: 1, now_ms: now_ms(), arm: &arm };

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::support::daemon::{Site, webhook};
-use crate::support::http::{Gate, Reply, Server};
+use crate::support::http::{Reply, Server};
 
 /// Answers with its text and its JSON.
 fn why(site: &Site, arguments: &[&str]) -> (String, Value) {
@@ -151,9 +151,7 @@ fn h75_a_command_behind_a_delayed_head_says_so() {
 /// While it is being sent: which attempt, since when, by whom, and whether it may have happened.
 #[test]
 fn an_open_attempt_is_told() {
-    let gate = Gate::new();
-    let held = gate.clone();
-    let server = Server::start(move |_| Reply::status(200).held_by(&held));
+    let (gate, server) = Server::held();
     let site = Site::new();
     site.configure(&to(&server, "good", "on_unknown = \"hold\""));
     site.webhook("open", "s", 1, "good");

@@ -7,8 +7,9 @@
 use fencepost::clock::wall_ms;
 use fencepost::config::Config;
 use fencepost::rules::{Because, Reason, Served, Then, explain, then};
-use fencepost::sqlite::inspect::{Attempt, Listed};
-use fencepost::sqlite::why::{self, Facts, Past, Pause};
+use fencepost::sqlite::inspect::{Attempt, AuditEntry, Listed};
+use fencepost::sqlite::pause::Pause;
+use fencepost::sqlite::why::{self, Facts, Past};
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure};
@@ -404,10 +405,28 @@ impl Asked<'_> {
 
     /// What can be said of an earlier moment.
     fn then(&self, facts: &Facts, past: &Past, at_ms: i64) -> Answer {
+        let mut answer = self.stood(facts, past, at_ms);
+        for entry in facts.detail.audit.iter().filter(|entry| entry.at_ms <= at_ms) {
+            answer = answer.and(audited(entry, self.now_ms));
+        }
+        if let Some(token) = past.token_at_least {
+            answer = answer.and(format!(
+                "its scope had accepted token {token} by then, or a greater one; this command has {}",
+                facts.detail.command.token
+            ));
+        }
+        if past.feed_is_cut {
+            answer = answer.and("the feed was cut at its front: doubts and verdicts before that are not known");
+        }
+        answer
+    }
+
+    /// Where it stood then.
+    fn stood(&self, facts: &Facts, past: &Past, at_ms: i64) -> Answer {
         let command = &facts.detail.command;
         let moment = |ms: i64| moment(ms, self.now_ms);
         let attempts = &facts.detail.attempts;
-        let answer = match then(at_ms, command.inserted_ms, &past.attempts, &past.changes) {
+        match then(at_ms, command.inserted_ms, &past.attempts, &past.changes) {
             Then::NotYet => {
                 Answer::new("not_yet", format!("it had not been inserted: that was {}", moment(command.inserted_ms)))
             }
@@ -456,21 +475,7 @@ impl Asked<'_> {
                     moment(command.updated_ms)
                 ),
             ),
-        };
-        let mut answer = answer;
-        for entry in facts.detail.audit.iter().filter(|entry| entry.at_ms <= at_ms) {
-            answer = answer.and(audited(entry, self.now_ms));
         }
-        if let Some(token) = past.token_at_least {
-            answer = answer.and(format!(
-                "its scope had accepted token {token} by then, or a greater one; this command has {}",
-                command.token
-            ));
-        }
-        if past.feed_is_cut {
-            answer = answer.and("the feed was cut at its front: doubts and verdicts before that are not known");
-        }
-        answer
     }
 }
 
@@ -492,7 +497,7 @@ fn with_audit(mut answer: Answer, facts: &Facts, now_ms: i64) -> Answer {
     answer
 }
 
-fn audited(entry: &fencepost::sqlite::inspect::AuditEntry, now_ms: i64) -> String {
+fn audited(entry: &AuditEntry, now_ms: i64) -> String {
     let (who, verb, reason) = (clean(&entry.who), clean(&entry.verb), clean(&entry.reason));
     format!("{who}, {}: {verb}, because: {reason}", moment(entry.at_ms, now_ms))
 }

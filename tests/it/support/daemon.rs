@@ -1,5 +1,6 @@
 //! The real binary on a real database in a folder of the test's own.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -152,6 +153,14 @@ impl Site {
         let mut command = self.command("run");
         command.args(arguments).envs(environment.iter().copied());
         Daemon::spawn(command)
+    }
+
+    /// Runs until the process has killed itself at this point of an attempt to this destination.
+    pub fn killed_at(&self, point: &str, destination: &str, environment: &[(&str, &str)]) {
+        let fault = format!("{point}:{destination}:kill");
+        let daemon = self.run_with(&[], &[&[("FENCEPOST_FAULT", fault.as_str())], environment].concat());
+        let log = Arc::clone(&daemon.log);
+        assert_eq!(daemon.wait().signal(), Some(9), "{}", log.lock().unwrap());
     }
 
     /// `fencepost run`, once it dispatches.

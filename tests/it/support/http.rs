@@ -241,6 +241,13 @@ impl Server {
         Self::per_connection(move |connection, shared| connection.serve(shared, &script))
     }
 
+    /// Answers 200 to everything, once the gate is open.
+    pub fn held() -> (Gate, Self) {
+        let gate = Gate::new();
+        let held = gate.clone();
+        (gate, Self::start(move |_| Reply::status(200).held_by(&held)))
+    }
+
     /// The same over TLS, with a certificate (for 127.0.0.1 and localhost) of `tests/data/tls`, whose
     /// root is [`test_root`].
     pub fn start_tls<F>(certificate: &str, script: F) -> Self
