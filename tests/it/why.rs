@@ -112,7 +112,7 @@ fn each_state_is_told_with_what_may_be_done() {
         &site,
         &["paused"],
         "paused",
-        &["ann paused scope k", "an audit", "until it is resumed", "fencepost resume --scope 'k'"],
+        &["ann paused scope k", "an audit", "until it is resumed", "fencepost resume --scope 'k' --reason TEXT"],
     );
     let (text, lanes) = why(&site, &["--scope", "c"]);
     assert!(lanes[0]["because"] == "in_doubt" && text.contains("doubtful"), "{text}");

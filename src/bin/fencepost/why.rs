@@ -342,15 +342,17 @@ impl Asked<'_> {
             to(head),
             clean(&head.state)
         );
-        Answer::new("behind", says)
-            .may(
-                format!("fencepost cancel {} --reason TEXT", clean(&head.id)),
-                "ends the head, if it is not wanted any more",
-            )
-            .may(
-                format!("fencepost cancel {id} --reason TEXT"),
-                "ends this one; a lane of its own would not have waited",
-            )
+        let head_id = clean(&head.id);
+        let of_head = match head.state.as_str() {
+            "pending" | "parked" => {
+                (format!("fencepost cancel {head_id} --reason TEXT"), "ends the head, if it is not wanted any more")
+            }
+            _ => (format!("fencepost why {head_id}"), "says what the head waits for; it can't be cancelled now"),
+        };
+        Answer::new("behind", says).may(of_head.0, of_head.1).may(
+            format!("fencepost cancel {id} --reason TEXT"),
+            "ends this one; a lane of its own would not have waited",
+        )
     }
 
     fn not_due(&self, facts: &Facts) -> Answer {
@@ -513,10 +515,12 @@ fn paused_what(pause: &Pause) -> String {
 }
 
 fn resume_line(pause: &Pause) -> String {
-    let parts = [("kind", &pause.kind), ("destination", &pause.destination), ("scope", &pause.scope)];
-    let named = parts.iter().filter(|(_, name)| !name.is_empty());
-    let options: String = named.map(|(option, name)| format!(" --{option} '{}'", clean(name))).collect();
-    format!("fencepost resume{options}")
+    let what = match (pause.destination.as_str(), pause.scope.as_str()) {
+        ("", "") => "--all".to_owned(),
+        ("", scope) => format!("--scope '{}'", clean(scope)),
+        (destination, _) => format!("--destination '{}/{}'", clean(&pause.kind), clean(destination)),
+    };
+    format!("fencepost resume {what} --reason TEXT")
 }
 
 // ── Saying it ───────────────────────────────────────────────────────────────────────────────────────
