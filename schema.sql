@@ -105,7 +105,8 @@
 -- One row is one command, as its writer gave it. Nothing in it ever changes.
 -- In every optional column an explicit NULL means "not given".
 CREATE TABLE outbox(
-  n             INTEGER PRIMARY KEY,  -- leave it out. It decides nothing: order is seq
+  n             INTEGER PRIMARY KEY AUTOINCREMENT, -- leave it out. It decides nothing: order is seq. It never comes back:
+                                                   --   an attempt that is still open names its command by it
   id            TEXT UNIQUE DEFAULT (lower(hex(randomblob(16)))), -- optional: 1 to 64 of [A-Za-z0-9_-], unique for ever
   scope         TEXT NOT NULL,        -- 1 to 255 bytes, no control characters (so for every name below)
   token         INTEGER NOT NULL,     -- 1 to 2^62
@@ -707,16 +708,16 @@ CREATE TRIGGER outbox_policy_new BEFORE INSERT ON outbox_policy BEGIN SELECT RAI
 CREATE TRIGGER outbox_policy_keep BEFORE DELETE ON outbox_policy BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_policy_legal BEFORE UPDATE ON outbox_policy WHEN NEW.one IS NOT 1 OR NEW.on_takeover IS NULL OR NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
     OR NEW.require_seal IS NULL OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump IS NULL OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
-    OR NEW.max_payload IS NULL OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention IS NULL OR NEW.key_retention < 0
+    OR NEW.max_payload IS NULL OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention IS NULL OR NEW.key_retention NOT BETWEEN 0 AND 3153600000000
 BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
 CREATE TRIGGER outbox_scope_legal BEFORE UPDATE OF on_takeover, require_seal, max_jump, max_payload, key_retention ON outbox_scope
   WHEN NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
     OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
-    OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention < 0
+    OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention NOT BETWEEN 0 AND 3153600000000
 BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
 CREATE TRIGGER outbox_scope_first BEFORE INSERT ON outbox_scope WHEN NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
     OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
-    OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention < 0
+    OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention NOT BETWEEN 0 AND 3153600000000
 BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
 
 CREATE TRIGGER outbox_dispatcher_new BEFORE INSERT ON outbox_dispatcher BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;

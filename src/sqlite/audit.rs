@@ -324,7 +324,7 @@ const CHECKS: [Check; 34] = [
         name: "events-after-end",
         means: "a final state never changes, and the feed tells of a change",
         sql: "SELECT 'command ' || id || ': event ' || max(n) || ' after the end in event ' || min(n) FILTER (WHERE event IN ('delivered', 'dead')) FROM outbox_event
-                GROUP BY id HAVING max(n) > min(n) FILTER (WHERE event IN ('delivered', 'dead'))",
+                GROUP BY scope, seq HAVING max(n) > min(n) FILTER (WHERE event IN ('delivered', 'dead'))",
     },
     Check {
         name: "events-true",

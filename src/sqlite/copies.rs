@@ -29,6 +29,9 @@ pub enum BackupError {
     /// Something has the name already, or one that SQLite would take for a part of the copy.
     #[error("{} exists already", .0.display())]
     Exists(PathBuf),
+    /// The name belongs to the database itself.
+    #[error("{} is a name that belongs to the database itself; give the backup another one", .0.display())]
+    Sidecar(PathBuf),
     /// A file could not be written.
     #[error("can't write {}", path.display())]
     Io {
@@ -78,10 +81,25 @@ pub fn backup(
             return Err(BackupError::Exists(path));
         }
     }
+    if is_sidecar(from, to) {
+        return Err(BackupError::Sidecar(to.to_owned()));
+    }
     let partial = Partial::create(beside(&format!(".partial-{}", std::process::id())))?;
     let copied = copy(from, &partial.0, now_ms, progress)?;
     partial.publish(to)?;
     Ok(copied)
+}
+
+/// Whether SQLite, or a dispatcher, would take a file of this name for its own beside the database.
+fn is_sidecar(database: &Connection, to: &Path) -> bool {
+    let folder = |path: &Path| path.parent().map(|parent| parent.canonicalize().unwrap_or_else(|_| parent.to_owned()));
+    let Some(from) = database.path().map(Path::new).and_then(|path| path.canonicalize().ok()) else { return false };
+    let (Some(from_name), Some(to_name)) = (from.file_name(), to.file_name()) else { return false };
+    let ending = to_name.as_encoded_bytes().strip_prefix(from_name.as_encoded_bytes());
+    let to_folder =
+        folder(to).filter(|path| !path.as_os_str().is_empty()).or_else(|| Path::new(".").canonicalize().ok());
+    folder(&from) == to_folder
+        && ending.is_some_and(|ending| [&b"-wal"[..], b"-shm", b"-journal", b".dispatcher.lock"].contains(&ending))
 }
 
 /// The copy until it is sound. Dropping it removes it.

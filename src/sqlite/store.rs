@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, Row, named_params, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, named_params, params};
 
 use super::identity::IdentityError;
 use super::lock::{DispatcherLock, LockError, host};
@@ -245,7 +245,7 @@ impl Store for SqliteStore {
     ) -> impl Future<Output = Result<Option<Settled>, StoreError>> + Send + 'static {
         let why = why.to_owned();
         self.writer.submit(move |connection| {
-            let facts = facts::load(connection, n)?;
+            let Some(facts) = facts::load(connection, n).optional()? else { return Ok(None) };
             // No limit and no chance enters into an end without an attempt.
             let Ok(after) = next(&facts, event, &facts::place(connection, n, &Limits::NONE, now_ms, 0)?) else {
                 return Ok(None);
@@ -300,7 +300,10 @@ const SET_BACK: &str = "UPDATE outbox_state SET set_ms = ?1,
     WHERE state IN ('pending', 'sending', 'in_doubt', 'parked') AND state = 'pending' AND set_ms > ?1 + ?2";
 
 fn begin(connection: &Connection, ask: &Begin) -> Result<Begun, VerbError> {
-    let candidate = look::candidate(connection, ask.n, ask.now_ms)?;
+    // Between the look and now it may have ended and been pruned.
+    let Some(candidate) = look::candidate(connection, ask.n, ask.now_ms).optional()? else {
+        return Ok(Begun::NotNow(Verdict::NotPending));
+    };
     let verdict = rules::look(&candidate, ask.now_ms, ask.steady);
     if verdict != Verdict::Begin {
         return Ok(Begun::NotNow(verdict));
@@ -326,7 +329,8 @@ fn begin(connection: &Connection, ask: &Begin) -> Result<Begun, VerbError> {
 }
 
 fn settle(connection: &Connection, ask: &Settle) -> Result<Option<Settled>, VerbError> {
-    let before = facts::load(connection, ask.n)?;
+    // A recalled attempt may outlive its command, which can be pruned meanwhile.
+    let Some(before) = facts::load(connection, ask.n).optional()? else { return Ok(None) };
     let Some(outcome) = ask.event.outcome() else { return Err(damaged("an event that ends no attempt")) };
     let closed = connection.prepare_cached(SETTLE)?.execute(named_params! {
         ":n": ask.n, ":attempt_no": ask.attempt_no, ":now_ms": ask.now_ms, ":outcome": outcome.as_str(),

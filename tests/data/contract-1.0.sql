@@ -1,7 +1,8 @@
 PRAGMA foreign_keys=OFF;
 BEGIN TRANSACTION;
 CREATE TABLE outbox(
-  n             INTEGER PRIMARY KEY,  -- leave it out. It decides nothing: order is seq
+  n             INTEGER PRIMARY KEY AUTOINCREMENT, -- leave it out. It decides nothing: order is seq. It never comes back:
+                                                   --   an attempt that is still open names its command by it
   id            TEXT UNIQUE DEFAULT (lower(hex(randomblob(16)))), -- optional: 1 to 64 of [A-Za-z0-9_-], unique for ever
   scope         TEXT NOT NULL,        -- 1 to 255 bytes, no control characters (so for every name below)
   token         INTEGER NOT NULL,     -- 1 to 2^62
@@ -50,7 +51,7 @@ CREATE TABLE outbox_scope(
   max_payload   INTEGER,
   key_retention INTEGER
 ) STRICT, WITHOUT ROWID;
-INSERT INTO outbox_scope VALUES('leased','lease',1,'h',0,1,0,1796153789609,1796153819609,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_scope VALUES('leased','lease',1,'h',0,1,0,1796154145846,1796154175846,NULL,NULL,NULL,NULL,NULL);
 INSERT INTO outbox_scope VALUES('s',NULL,5,NULL,0,7,0,NULL,NULL,NULL,NULL,NULL,NULL,NULL);
 CREATE TABLE outbox_state(
   n                INTEGER PRIMARY KEY,
@@ -81,12 +82,12 @@ CREATE TABLE outbox_state(
   adopted_token    INTEGER,
   erased_ms        INTEGER                         -- when payload and headers were erased
 ) STRICT;
-INSERT INTO outbox_state VALUES(1,'s','',1,0,5,NULL,'k','delivered',NULL,NULL,'done',1,1,0,0,0,0,1796153789599,1796153789599,1796153789599,1796153789599,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(2,'s','',2,0,5,NULL,NULL,'dead','refused',NULL,'none',1,1,0,0,0,0,1796153789600,1796153789600,1796153789600,1796153789600,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(3,'s','mail',3,0,5,NULL,NULL,'in_doubt',NULL,NULL,'possible',1,1,0,0,0,0,1796153789602,1796153789602,1796153789602,1796153789602,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(4,'s','c',4,0,5,NULL,NULL,'sending',NULL,NULL,'none',1,1,0,0,0,0,1796153789603,1796153789603,1796153789603,1796153789603,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(5,'s','d',5,0,5,NULL,NULL,'parked',NULL,NULL,'none',0,0,0,0,0,0,1796153789605,1796153789605,1796153789605,1796153789605,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO outbox_state VALUES(6,'s','',6,0,5,'61d188e04ccbb1195995864ee6acc7df',NULL,'pending',NULL,NULL,'none',0,0,0,0,0,0,1796153789606,1796153789606,1796153789606,1796153789606,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(1,'s','',1,0,5,NULL,'k','delivered',NULL,NULL,'done',1,1,0,0,0,0,1796154145836,1796154145836,1796154145836,1796154145836,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(2,'s','',2,0,5,NULL,NULL,'dead','refused',NULL,'none',1,1,0,0,0,0,1796154145838,1796154145838,1796154145838,1796154145838,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(3,'s','mail',3,0,5,NULL,NULL,'in_doubt',NULL,NULL,'possible',1,1,0,0,0,0,1796154145839,1796154145839,1796154145839,1796154145839,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(4,'s','c',4,0,5,NULL,NULL,'sending',NULL,NULL,'none',1,1,0,0,0,0,1796154145841,1796154145841,1796154145841,1796154145841,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(5,'s','d',5,0,5,NULL,NULL,'parked',NULL,NULL,'none',0,0,0,0,0,0,1796154145842,1796154145842,1796154145842,1796154145842,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO outbox_state VALUES(6,'s','',6,0,5,'e38db84b42569a13194e34c6f26c5cd9',NULL,'pending',NULL,NULL,'none',0,0,0,0,0,0,1796154145843,1796154145843,1796154145843,1796154145843,NULL,NULL,NULL,NULL,NULL);
 CREATE TABLE outbox_lane(
   scope       TEXT NOT NULL,
   lane        TEXT NOT NULL,
@@ -100,10 +101,10 @@ CREATE TABLE outbox_lane(
   begun_seq   INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (scope, lane)
 ) STRICT, WITHOUT ROWID;
-INSERT INTO outbox_lane VALUES('s','',6,'webhook','billing',1796153789606,1796153789606,0,0,0);
-INSERT INTO outbox_lane VALUES('s','c',4,'webhook','billing',NULL,1796153789603,0,0,0);
-INSERT INTO outbox_lane VALUES('s','d',5,'webhook','billing',NULL,1796153789605,0,0,0);
-INSERT INTO outbox_lane VALUES('s','mail',3,'email','main',NULL,1796153789602,0,0,0);
+INSERT INTO outbox_lane VALUES('s','',6,'webhook','billing',1796154145843,1796154145843,0,0,0);
+INSERT INTO outbox_lane VALUES('s','c',4,'webhook','billing',NULL,1796154145841,0,0,0);
+INSERT INTO outbox_lane VALUES('s','d',5,'webhook','billing',NULL,1796154145842,0,0,0);
+INSERT INTO outbox_lane VALUES('s','mail',3,'email','main',NULL,1796154145839,0,0,0);
 CREATE TABLE outbox_attempt(
   n          INTEGER NOT NULL,
   attempt_no INTEGER NOT NULL,
@@ -165,10 +166,10 @@ CREATE TABLE outbox_event(
   reason TEXT,
   effect TEXT NOT NULL
 ) STRICT;
-INSERT INTO outbox_event VALUES(1,1796153789599,'delivered','delivered','s','',1,'k',NULL,'done');
-INSERT INTO outbox_event VALUES(2,1796153789600,'dead','dead','s','',2,NULL,'refused','none');
-INSERT INTO outbox_event VALUES(3,1796153789602,'in_doubt','doubt','s','mail',3,NULL,NULL,'possible');
-INSERT INTO outbox_event VALUES(4,1796153789605,'parked','parked','s','d',5,NULL,NULL,'none');
+INSERT INTO outbox_event VALUES(1,1796154145836,'delivered','delivered','s','',1,'k',NULL,'done');
+INSERT INTO outbox_event VALUES(2,1796154145838,'dead','dead','s','',2,NULL,'refused','none');
+INSERT INTO outbox_event VALUES(3,1796154145839,'in_doubt','doubt','s','mail',3,NULL,NULL,'possible');
+INSERT INTO outbox_event VALUES(4,1796154145842,'parked','parked','s','d',5,NULL,NULL,'none');
 CREATE TABLE outbox_audit(
   n      INTEGER PRIMARY KEY,
   at_ms  INTEGER NOT NULL,
@@ -187,9 +188,10 @@ CREATE TABLE outbox_meta(
   uuid       TEXT NOT NULL,           -- of this database
   created_ms INTEGER NOT NULL
 ) STRICT;
-INSERT INTO outbox_meta VALUES(1,1,0,'a04dbae7d1ae2a0b7ca401a96b6d35ac',1796153789589);
+INSERT INTO outbox_meta VALUES(1,1,0,'17c435130e98760b72c3f57317c2bd9a',1796154145822);
 DELETE FROM sqlite_sequence;
 INSERT INTO sqlite_sequence VALUES('outbox_event',4);
+INSERT INTO sqlite_sequence VALUES('outbox',6);
 CREATE UNIQUE INDEX outbox_state_seq    ON outbox_state(scope, seq);
 CREATE UNIQUE INDEX outbox_state_key    ON outbox_state(scope, key) WHERE key IS NOT NULL;
 CREATE UNIQUE INDEX outbox_state_minted ON outbox_state(minted_id) WHERE minted_id IS NOT NULL;
@@ -536,16 +538,16 @@ CREATE TRIGGER outbox_policy_new BEFORE INSERT ON outbox_policy BEGIN SELECT RAI
 CREATE TRIGGER outbox_policy_keep BEFORE DELETE ON outbox_policy BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_policy_legal BEFORE UPDATE ON outbox_policy WHEN NEW.one IS NOT 1 OR NEW.on_takeover IS NULL OR NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
     OR NEW.require_seal IS NULL OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump IS NULL OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
-    OR NEW.max_payload IS NULL OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention IS NULL OR NEW.key_retention < 0
+    OR NEW.max_payload IS NULL OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention IS NULL OR NEW.key_retention NOT BETWEEN 0 AND 3153600000000
 BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
 CREATE TRIGGER outbox_scope_legal BEFORE UPDATE OF on_takeover, require_seal, max_jump, max_payload, key_retention ON outbox_scope
   WHEN NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
     OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
-    OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention < 0
+    OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention NOT BETWEEN 0 AND 3153600000000
 BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
 CREATE TRIGGER outbox_scope_first BEFORE INSERT ON outbox_scope WHEN NEW.on_takeover NOT IN ('deliver', 'discard', 'review')
     OR NEW.require_seal NOT IN (0, 1) OR NEW.max_jump NOT BETWEEN 1 AND 4611686018427387904
-    OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention < 0
+    OR NEW.max_payload NOT BETWEEN 1 AND 1000000000 OR NEW.key_retention NOT BETWEEN 0 AND 3153600000000
 BEGIN SELECT RAISE(ABORT, 'FP003 illegal value'); END;
 CREATE TRIGGER outbox_dispatcher_new BEFORE INSERT ON outbox_dispatcher BEGIN SELECT RAISE(ABORT, 'FP008 number may not fall'); END;
 CREATE TRIGGER outbox_dispatcher_rise BEFORE UPDATE ON outbox_dispatcher WHEN NEW.one IS NOT 1 OR NEW.epoch IS NULL OR NEW.epoch < OLD.epoch

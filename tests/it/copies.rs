@@ -355,3 +355,16 @@ fn the_lock_file_says_who_and_how_far() {
     assert_eq!(lines.len(), 2);
     daemon.stop();
 }
+
+/// A backup can't take a name that SQLite or the dispatcher takes for its own beside the database.
+#[test]
+fn a_backup_takes_no_name_of_the_database_itself() {
+    let site = Site::new();
+    for ending in ["-journal", "-wal", "-shm", ".dispatcher.lock"] {
+        let target = site.dir.path().join(format!("app.db{ending}"));
+        let ran = site.command("backup").arg(&target).output().unwrap();
+        assert!(!ran.status.success(), "{ending}");
+        assert!(String::from_utf8_lossy(&ran.stderr).contains("app.db"), "{ending}");
+    }
+    site.webhook("w", "s", 1, "billing");
+}

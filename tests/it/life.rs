@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::support::daemon::{Site, relay, webhook};
 use crate::support::http::{Gate, Received, Reply, Server};
 use crate::support::smtp::{self, Script, Stage};
+use crate::support::wait_until;
 
 fn ids(requests: &[Received]) -> Vec<String> {
     requests.iter().map(|request| request.header("webhook-id").unwrap().to_owned()).collect()
@@ -494,4 +495,32 @@ fn h05_a_rebase_begins_a_new_era() {
     let audit = "SELECT who || '|' || reason || '|' || json_extract(before, '$.watermark') || '|' || json_extract(before, '$.source')
         || '|' || json_extract(after, '$.era') || '|' || json_extract(after, '$.source') FROM outbox_audit";
     assert_eq!(site.value::<String>(audit), "ann|restored|5000|etcd-a|1|etcd-b");
+}
+
+/// A recalled attempt that is still connecting when its command is pruned, and a new command: the old
+/// attempt must not arm or settle what isn't its own. So a number is never given again.
+#[test]
+fn a_recalled_attempt_never_meets_another_command() {
+    let server = smtp::Server::start(smtp::Script::new().hold(smtp::Stage::Banner));
+    let site = Site::new();
+    site.configure(&relay("main", server.port(), ""));
+    site.email("old", "a", 1, "main");
+    let daemon = site.start();
+    wait_until("the old one connects", 30, || server.connections() == 1);
+    let run = |verb: &str, arguments: &[&str]| {
+        let ran = site.command(verb).args(arguments).output().unwrap();
+        assert!(ran.status.success(), "{verb}: {}", String::from_utf8_lossy(&ran.stderr));
+    };
+    run("cancel", &["old", "--reason", "not wanted"]);
+    site.sql("UPDATE outbox_state SET updated_ms = 100000000000");
+    run("prune", &["--dead-older-than", "1s"]);
+    assert_eq!(site.value::<i64>("SELECT count(*) FROM outbox"), 0);
+    site.email("new", "b", 1, "main");
+    wait_until("the new one connects too", 30, || server.connections() == 2);
+    server.release();
+    let new = site.wait_for_state("new", "delivered");
+    daemon.stop();
+    let subjects: Vec<String> = server.mails().iter().map(|mail| mail.header("Subject").unwrap()).collect();
+    assert_eq!(subjects, ["new"]);
+    assert_eq!((new.attempt_no, new.tries), (1, 1));
 }

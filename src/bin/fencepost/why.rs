@@ -13,7 +13,7 @@ use fencepost::sqlite::why::{self, Facts, Past};
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure};
-use crate::inspect::{attempt_json, brief, command_json, is_configured, place, section, to};
+use crate::inspect::{attempt_json, brief, command_json, is_configured, place, section, shown, to};
 use crate::output::{Moment, Screen, Tone, clean, moment, parse_moment, relative, span};
 use crate::{Globals, database};
 
@@ -509,7 +509,7 @@ fn paused_what(pause: &Pause) -> String {
     let named: Vec<String> = parts
         .iter()
         .filter(|(_, name)| !name.is_empty())
-        .map(|(what, name)| format!("{what} {}", clean(name)))
+        .map(|(what, name)| format!("{what} {}", clean(&shown(name))))
         .collect();
     if named.is_empty() { "everything".to_owned() } else { named.join(", ") }
 }
@@ -518,7 +518,7 @@ fn resume_line(pause: &Pause) -> String {
     let what = match (pause.destination.as_str(), pause.scope.as_str()) {
         ("", "") => "--all".to_owned(),
         ("", scope) => format!("--scope '{}'", clean(scope)),
-        (destination, _) => format!("--destination '{}/{}'", clean(&pause.kind), clean(destination)),
+        (destination, _) => format!("--destination '{}/{}'", clean(&pause.kind), clean(&shown(destination))),
     };
     format!("fencepost resume {what} --reason TEXT")
 }

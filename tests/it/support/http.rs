@@ -143,11 +143,6 @@ impl Reply {
         Self::raw(format!("HTTP/1.1 {status} Cut\r\nContent-Length: 1000\r\n\r\nonly this"))
     }
 
-    /// A status line and one header that goes on for so many bytes.
-    pub fn huge_header(total: u64) -> Self {
-        Self::endless("HTTP/1.1 200 OK\r\nX-Huge: ", "a".repeat(64 * 1024), total)
-    }
-
     /// `start`, then `filler` again and again: `total` bytes, or fewer if the client hangs up.
     pub fn endless(start: impl AsRef<[u8]>, filler: impl AsRef<[u8]>, total: u64) -> Self {
         let (start, filler) = (start.as_ref().to_vec(), filler.as_ref().to_vec());

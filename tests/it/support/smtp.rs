@@ -268,12 +268,7 @@ pub struct Server {
 impl Server {
     /// Starts on a free port of 127.0.0.1, in plain text.
     pub fn start(script: Script) -> Self {
-        Self::launch(script, 0, None, None)
-    }
-
-    /// Starts on this port of 127.0.0.1, as a relay that comes back.
-    pub fn start_at(script: Script, port: u16) -> Self {
-        Self::launch(script, port, None, None)
+        Self::launch(script, None, None)
     }
 
     /// Starts with TLS and a certificate of its own for `localhost` and 127.0.0.1.
@@ -289,11 +284,11 @@ impl Server {
             .with_no_client_auth()
             .with_single_cert(chain, key)
             .expect("a certificate with its key");
-        Self::launch(script, 0, Some((mode, Arc::new(config))), Some(made.cert.pem()))
+        Self::launch(script, Some((mode, Arc::new(config))), Some(made.cert.pem()))
     }
 
-    fn launch(script: Script, port: u16, tls: Option<ServerTls>, certificate: Option<String>) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", port)).expect("a free port");
+    fn launch(script: Script, tls: Option<ServerTls>, certificate: Option<String>) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         let port = listener.local_addr().unwrap().port();
         let log = Mutex::new(Log { script, ..Log::default() });
         let shared = Arc::new(Shared { log, changed: Condvar::new(), stopping: AtomicBool::new(false), tls });
