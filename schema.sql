@@ -107,7 +107,7 @@
 CREATE TABLE outbox(
   n             INTEGER PRIMARY KEY AUTOINCREMENT, -- leave it out. It decides nothing: order is seq. It never comes back:
                                                    --   an attempt that is still open names its command by it
-  id            TEXT UNIQUE DEFAULT (lower(hex(randomblob(16)))), -- optional: 1 to 64 of [A-Za-z0-9_-], unique for ever
+  id            TEXT UNIQUE DEFAULT (lower(hex(randomblob(16)))), -- optional: 1 to 64 of [A-Za-z0-9_-], unique; after prune remembered for key_retention
   scope         TEXT NOT NULL,        -- 1 to 255 bytes, no control characters (so for every name below)
   token         INTEGER NOT NULL,     -- 1 to 2^62
   holder        TEXT,                 -- optional; without one, the uniqueness of tokens is the lease service's duty
@@ -391,7 +391,7 @@ CREATE TRIGGER outbox_admit BEFORE INSERT ON outbox BEGIN
           IS CASE WHEN trim(NEW.headers, ' ' || char(9, 10, 13)) <> 'null' THEN CAST(NEW.headers AS BLOB) END));
   -- The fence comes before idempotency: a stale worker is refused even if its command exists already.
   INSERT INTO outbox_claim(scope, token, holder, source, seals) VALUES (NEW.scope, NEW.token, NEW.holder, NEW.source, 0);
-  -- Pruned and erased ids never come back.
+  -- Pruned and erased ids don't come back within key_retention.
   SELECT RAISE(ROLLBACK, 'FP005 id exists with other content') FROM outbox_used WHERE id = NEW.id;
   -- A repeat adopts the command that a review parked. If its content differs, the refusal below undoes this too.
   UPDATE outbox_state SET state = 'pending', tries = 0, found_open = 0, found_row = 0, fresh_no = attempt_no,

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fencepost::rules::{
-    Answer, Backoff, CommandFacts, EffectState, Event, FOUND_OPEN_MAX, Fault, Jitter, Limits, OnTakeover, OnUnknown,
-    Outcome, Place, Reason, State, next,
+    Answer, Backoff, CommandFacts, EffectState, Event, FOUND_OPEN_MAX, Fault, Jitter, Limits, OnDead, OnTakeover,
+    OnUnknown, Outcome, Place, Reason, State, next,
 };
 
 const NOW_MS: i64 = 1_000_000_000_000;
@@ -61,6 +61,8 @@ fn events() -> Vec<(&'static str, Vec<Event>)> {
         ("invalid at first look", vec![Event::Invalid]),
         ("behind a greater token", vec![Event::Fence]),
         ("cancel", vec![Event::Cancel]),
+        ("adopt", vec![Event::Adopt]),
+        ("discard", vec![Event::Discard]),
     ]
 }
 
@@ -101,15 +103,17 @@ fn places() -> Vec<Place> {
     let mut all = Vec::new();
     for on_unknown in [OnUnknown::Hold, OnUnknown::Resend] {
         for on_takeover in [OnTakeover::Deliver, OnTakeover::Discard, OnTakeover::Review] {
-            let limits = Limits {
-                on_unknown,
-                on_dead: fencepost::rules::OnDead::Continue,
-                max_attempts: 40,
-                max_age_ms: 20 * HOUR_MS,
-                resend_window_ms: 24 * HOUR_MS,
-                backoff,
-            };
-            all.push(Place { limits, on_takeover, now_ms: NOW_MS, jitter: 500 });
+            for on_dead in [OnDead::Continue, OnDead::Block] {
+                let limits = Limits {
+                    on_unknown,
+                    on_dead,
+                    max_attempts: 40,
+                    max_age_ms: 20 * HOUR_MS,
+                    resend_window_ms: 24 * HOUR_MS,
+                    backoff,
+                };
+                all.push(Place { limits, on_takeover, now_ms: NOW_MS, jitter: 500 });
+            }
         }
     }
     all
