@@ -23,8 +23,15 @@ pub struct Act<'a> {
     pub who: &'a str,
     /// Why; kept in the audit table.
     pub reason: &'a str,
-    /// The wall clock, in milliseconds since 1970.
+    /// The wall clock, in milliseconds since 1970; what is written is no earlier than the write lock.
     pub now_ms: i64,
+}
+
+impl Act<'_> {
+    /// The same once the write lock is held: what it waited for must not seem to come after it.
+    fn locked(&self) -> Self {
+        Self { now_ms: self.now_ms.max(crate::clock::wall_ms()), ..*self }
+    }
 }
 
 /// What is decided about a command.
@@ -168,6 +175,7 @@ pub fn decide(
         return Err(OperatorError::TooMany(ids.len()));
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let act = &act.locked();
     let decided = ids.iter().map(|id| decide_one(&transaction, decision, id, act)).collect::<Result<_, _>>()?;
     transaction.commit()?;
     Ok(decided)
@@ -274,6 +282,7 @@ pub fn reissue(
         return Err(OperatorError::Illegal { field: "new id", problem: problem.to_string() });
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let act = &act.locked();
     let reissued = ids.iter().map(|id| reissue_one(&transaction, id, new_id, act)).collect::<Result<_, _>>()?;
     transaction.commit()?;
     Ok(reissued)
