@@ -239,7 +239,7 @@ impl Asked<'_> {
         let says = match reason {
             Reason::Fenced => "something newer was begun in its lane, so it may never be sent",
             Reason::Refused => "the destination said no for good",
-            Reason::Exhausted => "it had no tries left",
+            Reason::Exhausted => "it had no tries, or no time, left",
             Reason::Invalid => "its content can't be sent",
             Reason::Superseded => "a newer holder took its scope over, and older commands are discarded then",
             Reason::Cancelled => "its holder or an operator cancelled it",
@@ -256,7 +256,11 @@ impl Asked<'_> {
             "none" => "certainly nothing happened outside, and it will not be sent any more",
             _ => "something may have happened outside; it will not be sent any more",
         };
-        answer.and(effect).may(
+        let answer = answer.and(effect);
+        if reason == Reason::Invalid {
+            return answer.and("the same content would end the same way: have its writer insert it anew, mended");
+        }
+        answer.may(
             format!("fencepost reissue {} --reason TEXT", clean(&command.id)),
             "makes a new command from it, if it is still wanted",
         )
@@ -317,7 +321,7 @@ impl Asked<'_> {
                     command.token
                 )),
             Some(reason) => {
-                let why = if reason == Reason::Refused { "the destination refused it" } else { "it had no tries left" };
+                let why = if reason == Reason::Refused { "the destination refused it" } else { "it had no tries, or no time, left" };
                 let says = format!("{why}, and on_dead = block halts its lane since {since}");
                 with_last(Answer::new("parked_block", says), facts, self.now_ms)
             }
