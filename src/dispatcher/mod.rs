@@ -190,8 +190,12 @@ impl<S: Store> Dispatcher<S> {
             // What panicked in an attempt may have sent: end, and let recovery decide.
             Err(error) => return Err(StoreError::Broken(format!("an attempt panicked: {error}"))),
         };
+        // A route that nothing is in flight to is forgotten: every URL is a route of its own.
         if let Some(count) = self.in_flight.get_mut(&ended.route) {
             *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.in_flight.remove(&ended.route);
+            }
         }
         if ended.suspect {
             self.suspect_in_flight = false;
